@@ -5,6 +5,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <tuple>
@@ -13,6 +14,7 @@
 
 #include "cuda_timing.hpp"
 #include "folio/folio.hpp"
+#include "folio/types/ds_mla.hpp"
 #include "page_read.hpp"
 
 /// Decode and verify of one layer on a GPU, beside reads of the same pages by TMA and by threads, the
@@ -34,6 +36,7 @@ struct Row {
   int32_t head_dim = 128;
   bool mla = false;       ///< the first 512 components of keys are values too
   int32_t mla_dim = 576;  ///< components of keys
+  bool ds_mla = false;    ///< MLA over rows of fp8_ds_mla
   int32_t page_size = 16;
   int32_t q_len = 1;
   DType kv = DType::kBFloat16;
@@ -79,6 +82,26 @@ KvCacheView mla_view(const KvCacheShape& shape, void* data) {
   return view;
 }
 
+/// Fills rows of fp8_ds_mla with normal keys.
+void fill_ds_mla(const KvCacheView& cache, cudaStream_t native) {
+  constexpr int64_t kAtOnce = 1 << 16;
+  const int64_t slots = cache.num_pages * cache.page_size;
+  std::vector<int64_t> numbers(static_cast<size_t>(slots));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  const DeviceBytes mapping(numbers), keys(static_cast<size_t>(2 * kAtOnce * cache.head_dim_qk));
+  folio_bench::fill_normal(keys.as(), static_cast<size_t>(kAtOnce * cache.head_dim_qk), 2, native);
+  for (int64_t first = 0; first < slots; first += kAtOnce) {
+    CacheWriteArgs args;
+    args.k = ConstTensorView(keys.as(), DType::kBFloat16, {kAtOnce, 1, cache.head_dim_qk});
+    args.v = ConstTensorView(nullptr, DType::kBFloat16, {kAtOnce, 1, cache.head_dim_v});
+    args.slot_mapping = mapping.as<int64_t>() + first;
+    args.num_slots = std::min(kAtOnce, slots - first);
+    args.cache = cache;
+    write_kv_cache(Context::cuda(0), args, Stream{native});
+  }
+  check(cudaStreamSynchronize(native));
+}
+
 /// Microseconds that a GPU is kept busy before what is timed: a graph takes the host several to launch, the more nodes
 /// it has the more, and a GPU that waits for it counts them.
 constexpr uint32_t kAhead = 40;
@@ -101,6 +124,7 @@ void measure(const Row& row, const std::string& kernel, cudaStream_t native, int
   config.head_dim_v = dim_v;
   config.page_size = row.page_size;
   config.kv = row.kv;
+  if (row.ds_mla) config.kv_format = KvFormat::kFp8DsMla;
   if (row.soft_cap > 0.0f) config.features = Feature::kSoftCap;
   PrepareOptions options;
   options.force_kernel = kernel;
@@ -118,7 +142,7 @@ void measure(const Row& row, const std::string& kernel, cudaStream_t native, int
   }
   const auto element = static_cast<size_t>(size_of(row.kv));
   // Reads take keys and values from two halves of memory, attention those of MLA from one.
-  const int32_t token_elements = row.kv_heads * (row.mla ? dim_qk : dim_qk + dim_v);
+  const int32_t token_elements = row.ds_mla ? kDsMlaRowBytes : row.kv_heads * (row.mla ? dim_qk : dim_qk + dim_v);
   const size_t page_bytes = element * static_cast<size_t>(row.page_size * token_elements) / 2;
   const size_t set_bytes = 2 * page_bytes * static_cast<size_t>(indptr.back());
   const int32_t sets = std::clamp(static_cast<int32_t>((size_t{320} << 20) / set_bytes), 2, 16);
@@ -162,7 +186,10 @@ void measure(const Row& row, const std::string& kernel, cudaStream_t native, int
   batch.cu_q = row.device_plan ? device_cu_q.as<int32_t>() : cu_q.data();
   batch.segments = {&lengths, 1};
   SegmentArgs segment;
-  if (row.mla) {
+  if (row.ds_mla) {
+    segment.cache = make_fp8_ds_mla_view(cache.num_pages, cache.page_size, k);
+    fill_ds_mla(segment.cache, native);
+  } else if (row.mla) {
     segment.cache = mla_view(cache, k);
   } else {
     segment.cache = row.hnd ? make_hnd_view(cache, k, v) : make_nhd_view(cache, k, v);
@@ -343,14 +370,18 @@ std::vector<Row> rows() {
   for (const int32_t heads : {16, 128}) {
     for (const auto& [requests, length, page] :
          {std::tuple{64, 4096, 64}, {128, 8192, 64}, {16, 4096, 64}, {1, 4096, 64}, {64, 4096, 16}, {64, 4096, 1}}) {
-      all.push_back({.name = "mla fp8 " + std::to_string(requests) + "x" + std::to_string(length) + " heads " +
-                             std::to_string(heads) + " page " + std::to_string(page),
-                     .kv_len = std::vector<int32_t>(static_cast<size_t>(requests), length),
-                     .q_heads = heads,
-                     .kv_heads = 1,
-                     .mla = true,
-                     .page_size = page,
-                     .kv = DType::kFloat8E4M3});
+      Row row{.name = "mla fp8 " + std::to_string(requests) + "x" + std::to_string(length) + " heads " +
+                      std::to_string(heads) + " page " + std::to_string(page),
+              .kv_len = std::vector<int32_t>(static_cast<size_t>(requests), length),
+              .q_heads = heads,
+              .kv_heads = 1,
+              .mla = true,
+              .page_size = page,
+              .kv = DType::kFloat8E4M3};
+      all.push_back(row);
+      row.name.replace(row.name.find("fp8"), 3, "fp8_ds_mla");
+      row.ds_mla = true;
+      all.push_back(row);
     }
   }
   for (const int32_t heads : {64, 128}) {

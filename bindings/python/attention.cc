@@ -176,6 +176,8 @@ void bind_handles(nb::module_& m) {
       .def_prop_ro("kernel_name", &AttentionOp::kernel_name, "The kernel's name, as force_kernel takes it.")
       .def_prop_ro("p_dtype", &AttentionOp::p_dtype,
                    "What probabilities are rounded to before they meet V; float32: not.")
+      .def_prop_ro("kv_dtype", &AttentionOp::kv_dtype,
+                   "What keys and values of FP8_DS_MLA are rounded to behind their scales; float32: not.")
       .def_prop_ro("fp8_mma", &AttentionOp::fp8_mma, "Whether fp8 is multiplied as it is.")
       .def_prop_ro(
           "context", [](const AttentionOp& self) { return Context(self.context()); }, "Its Context.")

@@ -1,6 +1,7 @@
 #include <limits>
 #include <string>
 
+#include "folio/types/ds_mla.hpp"
 #include "gil.hpp"
 #include "integers.hpp"
 #include "repr.hpp"
@@ -74,6 +75,25 @@ Cache make_packed(nb::handle k, nb::handle v, DType dtype) {
   require_contiguous(values, "v", 4, 1);
   require_contiguous(values, "v", 3, 2);
   return make_cache(std::move(keys), std::move(values), KvFormat::kCpuPacked, 2, 1, 2);
+}
+
+Cache make_ds_mla(nb::handle source) {
+  constexpr const char* kShape = "[pages, page_size, 656] or [pages, page_size, 1, 656]";
+  Tensor rows = make_tensor(source, DType::kFloat8E4M3, "rows", Access::kWriteIfPossible);
+  const int32_t rank = rows.view.rank;
+  const bool fits = (rank == 3 || (rank == 4 && rows.view.shape[2] == 1)) &&
+                    rows.view.shape[static_cast<size_t>(rank - 1)] == kDsMlaRowBytes;
+  if (!fits) refuse("rows has shape " + shape_text(rows.array) + "; it must be " + kShape);
+  require_contiguous(rows, "rows", static_cast<size_t>(rank - 1), 1);
+  Cache cache;
+  cache.view = make_fp8_ds_mla_view(0, to_int32(rows.view.shape[1], "rows' page size"), nullptr);
+  cache.view.k = cache.view.v = rows.view.data;
+  cache.view.num_pages = rows.view.shape[0];
+  cache.view.k_strides.page = cache.view.v_strides.page = rows.view.strides[0];
+  cache.view.k_strides.token = cache.view.v_strides.token = rows.view.strides[1];
+  validate(cache.view);
+  cache.arrays = {std::move(rows.array)};
+  return cache;
 }
 
 Table make_csr(nb::handle indices, nb::handle indptr) {
@@ -180,7 +200,8 @@ Table to_table(nb::handle source, const std::string& name) {
 void bind_cache(nb::module_& m) {
   nb::class_<Cache> cache(
       m, "KvCacheView",
-      "A borrowed paged KV cache of one layer; made by make_nhd_view, make_hnd_view, make_cpu_packed_view.");
+      "A borrowed paged KV cache of one layer; made by make_nhd_view, make_hnd_view, make_cpu_packed_view "
+      "and make_fp8_ds_mla_view.");
   cache
       .def_prop_ro(
           "format", [](const Cache& self) { return self.view.format; }, "A KvFormat.")
@@ -217,6 +238,12 @@ void bind_cache(nb::module_& m) {
       nb::arg("k"), nb::arg("v"), nb::arg("dtype").none() = DType::kUnset,
       "A KvCacheView of format CPU_PACKED: k is [pages, heads, page_size, head_dim_qk], v [pages, heads, page_size / "
       "2, head_dim_v, 2], two tokens side by side. Page sizes are even, 16 or more; element types have 8 or 16 bits.");
+  m.def(
+      "make_fp8_ds_mla_view", [](nb::object rows) { return make_ds_mla(rows); }, nb::arg("rows"),
+      "A KvCacheView of format FP8_DS_MLA: `rows` is uint8 [pages, page_size, 656] or [pages, page_size, 1, 656], of "
+      "strides that are multiples of 16. Of a token's bytes, 0 to 511 are e4m3, 512 to 527 four float32 scales for 128 "
+      "of these each, 528 to 655 the RoPE part in bfloat16. The attention's kv dtype is float8_e4m3fn, its head "
+      "dimensions are 576 and 512.");
   nb::class_<Table> table(m, "PageTableView",
                           "Which pages each row's tokens lie in, in order; made by csr_table and dense_table.");
   table.def_prop_ro(

@@ -82,7 +82,8 @@ struct Names<KvFormat> {
   static constexpr const char* kDoc = "How a page's keys and values lie in memory.";
   static constexpr Enumerator<KvFormat> kAll[] = {
       {"STRIDED", KvFormat::kStrided, "Any strides with a contiguous head dimension: NHD, HND, interleaved K and V."},
-      {"CPU_PACKED", KvFormat::kCpuPacked, "V keeps pairs of tokens side by side, as AMX reads them."}};
+      {"CPU_PACKED", KvFormat::kCpuPacked, "V keeps pairs of tokens side by side, as AMX reads them."},
+      {"FP8_DS_MLA", KvFormat::kFp8DsMla, "DeepSeek's rows of 656 bytes: e4m3 latents, four scales, the RoPE part."}};
 };
 
 template <>

@@ -26,6 +26,9 @@ class FOLIO_API AttentionOp {
   /// of a matrix unit, or kFloat8E4M3 where fp8_mma. Their sum, hence the LSE, is float32. Rounding moves an output by
   /// up to half a unit in the last place of that type, relative to the mean of |v| weighted by p.
   DType p_dtype() const noexcept;
+  /// What the kernel rounds keys and values of KvFormat::kFp8DsMla to, behind their rows' scales: kFloat32 (not at all)
+  /// or kBFloat16. Others are not rounded.
+  DType kv_dtype() const noexcept;
   /// Whether the op uses FP8 MMA; see PrepareOptions::allow_fp8_mma for its errors. Of an op with a prefill pass and a
   /// decode pass (cuda-sm90), the prefill pass uses it.
   bool fp8_mma() const noexcept;

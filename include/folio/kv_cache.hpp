@@ -30,6 +30,10 @@ FOLIO_API KvCacheView make_nhd_view(const KvCacheShape& shape, void* k, void* v)
 FOLIO_API KvCacheView make_hnd_view(const KvCacheShape& shape, void* k, void* v);
 FOLIO_API KvCacheView make_cpu_packed_view(const KvCacheShape& shape, void* k, void* v);
 
+/// A view over rows of KvFormat::kFp8DsMla, [num_pages][page_size][kDsMlaRowBytes] (folio/types/ds_mla.hpp), at an
+/// address that is a multiple of 16. Throws kInvalidArgument otherwise.
+FOLIO_API KvCacheView make_fp8_ds_mla_view(int64_t num_pages, int32_t page_size, void* data);
+
 /// Checks a view on its own, O(1): sizes, dtype, strides (not negative; innermost contiguous is implied; each dimension
 /// inside the stride of the next larger one, in any order), pointers (aligned to elements; null only without pages). K
 /// and V must lie apart, interleaved or not, or each token's V inside the same token's K with equal strides (V aliases
@@ -46,7 +50,7 @@ struct CacheWriteArgs {
   int64_t num_slots = 0;  ///< how many tokens are written; k and v may be longer (padding)
   KvCacheView cache;
   Scale k_scale;  ///< fp8 caches: stored = saturate(round_to_nearest_even(x / scale)); per tensor or per head; finite
-                  ///< and above 0. Other caches take no scale
+                  ///< and above 0. Other caches take no scale, nor does kFp8DsMla, whose rows get their own
   Scale v_scale;
   int32_t* status = nullptr;  ///< GPUs only, in device memory: becomes 1 if a slot lies beyond the cache
 };

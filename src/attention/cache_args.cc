@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/error.hpp"
+#include "folio/types/ds_mla.hpp"
 
 namespace folio::inline v0::attention {
 
@@ -90,6 +91,22 @@ void check_scale(const char* name, const Scale& scale, bool used, const char* wh
   }
 }
 
+bool has_own_scales(const KvCacheView& cache) {
+  return cache.format == KvFormat::kFp8DsMla;
+}
+
+kernels::generic::RowConversion row_conversion(DType from, KvFormat from_format, DType to, KvFormat to_format,
+                                               bool bitwise) {
+  if (bitwise) return kernels::generic::row_conversion(from, to, true);
+  if (from_format == KvFormat::kFp8DsMla) return kernels::generic::ds_mla_decoding(to);
+  if (to_format == KvFormat::kFp8DsMla) return kernels::generic::ds_mla_encoding(from);
+  return kernels::generic::row_conversion(from, to, false);
+}
+
+int32_t row_elements(const KvCacheView& cache, int32_t head_dim, bool bitwise) {
+  return bitwise && cache.format == KvFormat::kFp8DsMla ? kDsMlaRowBytes : head_dim;
+}
+
 void check_gpu_aligned(const char* name, const void* data, int32_t bytes) {
   require(reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(bytes) == 0, name,
           " is not aligned to its elements of ", bytes, " bytes");
@@ -104,6 +121,7 @@ cuda::MoveSide move_side(const KvCacheView& cache, bool is_k) {
   side.token_stride = strides.token;
   side.head_stride = strides.head;
   side.step = !is_k && cache.format == KvFormat::kCpuPacked ? 2 : 1;
+  side.ds_mla = cache.format == KvFormat::kFp8DsMla;
   return side;
 }
 

@@ -31,6 +31,17 @@ void check_status(const int32_t* status, bool on_gpu);
 bool is_default(const Scale& scale);
 bool same_scale(const Scale& a, const Scale& b);
 
+/// A cache's rows hold scales of their own (KvFormat::kFp8DsMla): other scales are not for it.
+bool has_own_scales(const KvCacheView& cache);
+inline constexpr const char* kOwnScales = "rows of fp8_ds_mla have scales of their own";
+
+/// How rows of one side become rows of the other; rows of fp8_ds_mla have `kFp8DsMla`. `bitwise`: sides are of one
+/// format and dtype, and values are copied.
+kernels::generic::RowConversion row_conversion(DType from, KvFormat from_format, DType to, KvFormat to_format,
+                                               bool bitwise);
+/// Elements of a row that is moved: bytes, where rows of fp8_ds_mla are copied.
+int32_t row_elements(const KvCacheView& cache, int32_t head_dim, bool bitwise);
+
 /// A checked tensor's rows for kernels.
 template <typename Byte, typename Void>
 kernels::generic::TensorRows<Byte> tensor_rows(const BasicTensorView<Void>& tensor) {

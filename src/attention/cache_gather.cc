@@ -13,15 +13,24 @@ using core::require;
 namespace cuda = kernels::cuda;
 namespace generic = kernels::generic;
 
+/// fp8 output gets the cache's values as they are.
+bool is_copy(const TensorView& out, const KvCacheView& cache) {
+  return out.dtype == cache.dtype && !attention::has_own_scales(cache);
+}
+
 void check_output(const char* name, const TensorView& out, const KvCacheView& cache, int64_t dim, int64_t tokens,
                   const Scale& scale, const char* scale_name, int64_t num_rows, bool readable) {
   attention::check_tensor(name, out, cache.num_kv_heads, dim);
   require(out.shape[0] == tokens, name, " has ", out.shape[0], " tokens; the rows have ", tokens);
   require(out.data != nullptr || tokens == 0, name, ".data is null");
-  require(!is_fp8(out.dtype) || out.dtype == cache.dtype, name, " is ", to_string(out.dtype), ", the cache ",
-          to_string(cache.dtype), "; fp8 is gathered from a cache of the same type only");
-  const char* why_not = is_fp8(cache.dtype) ? "fp8 output is copied as it is" : "the cache is not fp8";
-  attention::check_scale(scale_name, scale, is_fp8(cache.dtype) && out.dtype != cache.dtype, why_not,
+  require(!is_fp8(out.dtype) || is_copy(out, cache), name, " is ", to_string(out.dtype), ", the cache ",
+          to_string(cache.dtype), " in format ", to_string(cache.format),
+          "; fp8 is gathered from a strided or packed cache of the same type only");
+  const bool own = attention::has_own_scales(cache);
+  const char* why_not = own                   ? attention::kOwnScales
+                        : is_fp8(cache.dtype) ? "fp8 output is copied as it is"
+                                              : "the cache is not fp8";
+  attention::check_scale(scale_name, scale, is_fp8(cache.dtype) && !own && out.dtype != cache.dtype, why_not,
                          cache.num_kv_heads, num_rows, readable);
   const kvcache::StridedSet rows = kvcache::rows_set(name, out, tokens);
   require(rows.distinct, name, "'s rows overlap: token stride ", out.strides[0], ", head stride ", out.strides[1]);
@@ -29,10 +38,11 @@ void check_output(const char* name, const TensorView& out, const KvCacheView& ca
           " overlaps the cache");
 }
 
-generic::GatherHalf gather_half(const kvcache::CacheHalf& half, const TensorView& out, DType cache_dtype, int64_t dim,
-                                const Scale& scale) {
+generic::GatherHalf gather_half(const KvCacheView& cache, const kvcache::CacheHalf& half, const TensorView& out,
+                                int64_t dim, const Scale& scale) {
   return {half, attention::tensor_rows<std::byte>(out), dim,
-          generic::row_conversion(cache_dtype, out.dtype, cache_dtype == out.dtype), generic::scale_table(scale)};
+          attention::row_conversion(cache.dtype, cache.format, out.dtype, KvFormat::kStrided, is_copy(out, cache)),
+          generic::scale_table(scale)};
 }
 
 void gpu_gather(const attention::GpuBackend& gpu, const KvCacheView& cache, const PageTableView& table,
@@ -44,9 +54,9 @@ void gpu_gather(const attention::GpuBackend& gpu, const KvCacheView& cache, cons
   cuda::GatherParams params;
   params.move = attention::move_of(cache, status);
   params.move.halves[0] = attention::move_half(attention::move_side(cache, true), attention::move_side(k_out),
-                                               cache.head_dim_qk, k_scale, {}, k_out.dtype == cache.dtype);
+                                               cache.head_dim_qk, k_scale, {}, is_copy(k_out, cache));
   params.move.halves[1] = attention::move_half(attention::move_side(cache, false), attention::move_side(v_out),
-                                               cache.head_dim_v, v_scale, {}, v_out.dtype == cache.dtype);
+                                               cache.head_dim_v, v_scale, {}, is_copy(v_out, cache));
   params.table = table;
   params.kv_len = kv_len.data();
   params.num_rows = core::checked_cast<int32_t>(kv_len.size());
@@ -84,8 +94,8 @@ void gather_kv(const Context& context, const KvCacheView& cache, const PageTable
   }
 
   generic::GatherParams params;
-  params.k = gather_half(kvcache::k_half(cache), k_out, cache.dtype, cache.head_dim_qk, k_scale);
-  params.v = gather_half(kvcache::v_half(cache), v_out, cache.dtype, cache.head_dim_v, v_scale);
+  params.k = gather_half(cache, kvcache::k_half(cache), k_out, cache.head_dim_qk, k_scale);
+  params.v = gather_half(cache, kvcache::v_half(cache), v_out, cache.head_dim_v, v_scale);
   params.table = table;
   params.kv_len = kv_len.data();
   params.num_rows = num_rows;

@@ -72,6 +72,12 @@ void check_caches(const char* function, const KvCacheView& from, const KvCacheVi
           function, " from page_size ", from.page_size, ", num_kv_heads ", from.num_kv_heads, ", head_dim_qk ",
           from.head_dim_qk, ", head_dim_v ", from.head_dim_v, " to ", to.page_size, ", ", to.num_kv_heads, ", ",
           to.head_dim_qk, ", ", to.head_dim_v, "; sizes must be equal");
+  const bool packed = from.format == KvFormat::kCpuPacked || to.format == KvFormat::kCpuPacked;
+  const bool ds_mla = from.format == KvFormat::kFp8DsMla || to.format == KvFormat::kFp8DsMla;
+  if (packed && ds_mla) {
+    core::fail(ErrorCode::kUnsupported, function, " from format ", to_string(from.format), " to ", to_string(to.format),
+               "; fp8_ds_mla is converted to and from strided caches");
+  }
   // What K's conversion writes must be all that V is, or V's values would be lost.
   const auto v_offset = [](const KvCacheView& cache) {
     return reinterpret_cast<uintptr_t>(cache.v) - reinterpret_cast<uintptr_t>(cache.k);
@@ -84,12 +90,15 @@ void check_caches(const char* function, const KvCacheView& from, const KvCacheVi
 
 void check_convert_scales(const KvCacheView& from, const KvCacheView& to, const CacheConvertScales& scales,
                           bool readable) {
-  const int64_t heads = from.num_kv_heads;
-  constexpr const char* kNotFp8 = "that cache is not fp8";
-  attention::check_scale("scales.from_k", scales.from_k, is_fp8(from.dtype), kNotFp8, heads, -1, readable);
-  attention::check_scale("scales.from_v", scales.from_v, is_fp8(from.dtype), kNotFp8, heads, -1, readable);
-  attention::check_scale("scales.to_k", scales.to_k, is_fp8(to.dtype), kNotFp8, heads, -1, readable);
-  attention::check_scale("scales.to_v", scales.to_v, is_fp8(to.dtype), kNotFp8, heads, -1, readable);
+  const auto check = [&](const char* name, const Scale& scale, const KvCacheView& cache) {
+    const bool own = attention::has_own_scales(cache);
+    attention::check_scale(name, scale, is_fp8(cache.dtype) && !own,
+                           own ? attention::kOwnScales : "that cache is not fp8", cache.num_kv_heads, -1, readable);
+  };
+  check("scales.from_k", scales.from_k, from);
+  check("scales.from_v", scales.from_v, from);
+  check("scales.to_k", scales.to_k, to);
+  check("scales.to_v", scales.to_v, to);
   if (kvcache::v_aliases_k(to)) {
     const auto covered = [](const Scale& v, const Scale& k) {
       return attention::is_default(v) || attention::same_scale(v, k);
@@ -99,13 +108,19 @@ void check_convert_scales(const KvCacheView& from, const KvCacheView& to, const 
   }
 }
 
+/// Whether every bit is kept.
+bool is_bitwise(const KvCacheView& from, const KvCacheView& to, const Scale& from_scale, const Scale& to_scale) {
+  return from.dtype == to.dtype && attention::has_own_scales(from) == attention::has_own_scales(to) &&
+         attention::same_scale(from_scale, to_scale);
+}
+
 generic::PageHalf page_half(const KvCacheView& from, const KvCacheView& to, bool is_k, const Scale& from_scale,
                             const Scale& to_scale) {
-  const bool bitwise = from.dtype == to.dtype && attention::same_scale(from_scale, to_scale);
+  const bool bitwise = is_bitwise(from, to, from_scale, to_scale);
   return {is_k ? kvcache::k_half(from) : kvcache::v_half(from),
           is_k ? kvcache::k_half(to) : kvcache::v_half(to),
-          is_k ? from.head_dim_qk : from.head_dim_v,
-          generic::row_conversion(from.dtype, to.dtype, bitwise),
+          attention::row_elements(from, is_k ? from.head_dim_qk : from.head_dim_v, bitwise),
+          attention::row_conversion(from.dtype, from.format, to.dtype, to.format, bitwise),
           generic::scale_table(from_scale),
           generic::scale_table(to_scale)};
 }
@@ -115,17 +130,15 @@ void gpu_convert_pages(const attention::GpuBackend& gpu, const KvCacheView& from
                        const CacheConvertScales& scales, Stream stream, int32_t* status) {
   attention::check_gpu_aligned("source", source.data(), sizeof(int32_t));
   attention::check_gpu_aligned("destination", destination.data(), sizeof(int32_t));
-  const auto bitwise = [&](const Scale& from_scale, const Scale& to_scale) {
-    return from.dtype == to.dtype && attention::same_scale(from_scale, to_scale);
-  };
   cuda::PagesParams params;
   params.move = attention::move_of(from, status);
-  params.move.halves[0] =
-      attention::move_half(attention::move_side(from, true), attention::move_side(to, true), from.head_dim_qk,
-                           scales.from_k, scales.to_k, bitwise(scales.from_k, scales.to_k));
-  params.move.halves[1] =
-      attention::move_half(attention::move_side(from, false), attention::move_side(to, false), from.head_dim_v,
-                           scales.from_v, scales.to_v, bitwise(scales.from_v, scales.to_v));
+  const auto half = [&](bool is_k, int32_t head_dim, const Scale& from_scale, const Scale& to_scale) {
+    const bool bitwise = is_bitwise(from, to, from_scale, to_scale);
+    return attention::move_half(attention::move_side(from, is_k), attention::move_side(to, is_k),
+                                attention::row_elements(from, head_dim, bitwise), from_scale, to_scale, bitwise);
+  };
+  params.move.halves[0] = half(true, from.head_dim_qk, scales.from_k, scales.to_k);
+  params.move.halves[1] = half(false, from.head_dim_v, scales.from_v, scales.to_v);
   params.move.num_halves = kvcache::v_aliases_k(to) ? 1 : 2;
   params.source = source.data();
   params.destination = destination.data();

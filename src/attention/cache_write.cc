@@ -17,20 +17,24 @@ namespace generic = kernels::generic;
 constexpr int64_t kMinSlotsPerGroup = 64;
 
 /// fp8 input is taken as it is, by the same fp8 type only: requantising it would need the scale it was made with.
-bool is_copy(DType input, DType cache) {
-  return input == cache;
+bool is_copy(DType input, const KvCacheView& cache) {
+  return input == cache.dtype && !attention::has_own_scales(cache);
 }
 
 void check_input(const char* name, const ConstTensorView& input, const CacheWriteArgs& args, int64_t dim,
                  const Scale& scale, const char* scale_name, bool readable) {
   const KvCacheView& cache = args.cache;
   attention::check_tensor(name, input, cache.num_kv_heads, dim);
-  require(!is_fp8(input.dtype) || input.dtype == cache.dtype, name, " is ", to_string(input.dtype), ", the cache ",
-          to_string(cache.dtype), "; fp8 input is copied into a cache of the same type only");
+  require(!is_fp8(input.dtype) || is_copy(input.dtype, cache), name, " is ", to_string(input.dtype), ", the cache ",
+          to_string(cache.dtype), " in format ", to_string(cache.format),
+          "; fp8 input is copied into a strided or packed cache of the same type only");
   require(input.shape[0] >= args.num_slots, name, " has ", input.shape[0], " tokens for ", args.num_slots, " slots");
   require(input.data != nullptr || args.num_slots == 0, name, ".data is null");
-  const char* why_not = is_fp8(cache.dtype) ? "fp8 input is copied as it is" : "the cache is not fp8";
-  attention::check_scale(scale_name, scale, is_fp8(cache.dtype) && !is_copy(input.dtype, cache.dtype), why_not,
+  const bool own = attention::has_own_scales(cache);
+  const char* why_not = own                   ? attention::kOwnScales
+                        : is_fp8(cache.dtype) ? "fp8 input is copied as it is"
+                                              : "the cache is not fp8";
+  attention::check_scale(scale_name, scale, is_fp8(cache.dtype) && !own && !is_copy(input.dtype, cache), why_not,
                          cache.num_kv_heads, -1, readable);
   const kvcache::StridedSet rows = kvcache::rows_set(name, input, args.num_slots);
   require(kvcache::lie_apart(rows, kvcache::k_set(cache)) && kvcache::lie_apart(rows, kvcache::v_set(cache)), name,
@@ -69,7 +73,8 @@ void check_slots(const CacheWriteArgs& args, bool readable) {
 generic::WriteHalf write_half(const ConstTensorView& input, const KvCacheView& cache, const kvcache::CacheHalf& half,
                               int64_t dim, const Scale& scale) {
   return {attention::tensor_rows<const std::byte>(input), half, dim,
-          generic::row_conversion(input.dtype, cache.dtype, is_copy(input.dtype, cache.dtype)),
+          attention::row_conversion(input.dtype, KvFormat::kStrided, cache.dtype, cache.format,
+                                    is_copy(input.dtype, cache)),
           generic::scale_table(scale)};
 }
 
@@ -79,11 +84,11 @@ void gpu_write(const attention::GpuBackend& gpu, const CacheWriteArgs& args, boo
   cuda::WriteParams params;
   params.move = attention::move_of(cache, args.status);
   params.move.halves[0] = attention::move_half(attention::move_side(args.k), attention::move_side(cache, true),
-                                               cache.head_dim_qk, {}, args.k_scale, args.k.dtype == cache.dtype);
+                                               cache.head_dim_qk, {}, args.k_scale, is_copy(args.k.dtype, cache));
   params.move.num_halves = v_aliases_k ? 1 : 2;
   if (!v_aliases_k) {
     params.move.halves[1] = attention::move_half(attention::move_side(args.v), attention::move_side(cache, false),
-                                                 cache.head_dim_v, {}, args.v_scale, args.v.dtype == cache.dtype);
+                                                 cache.head_dim_v, {}, args.v_scale, is_copy(args.v.dtype, cache));
   }
   params.slots = args.slot_mapping;
   params.num_slots = args.num_slots;

@@ -35,6 +35,7 @@ cuda::SegmentParams located(const SegmentArgs& args, bool paged) {
   if (paged) {
     params.k = args.cache.k;
     params.v = args.cache.v;
+    params.ds_mla = args.cache.format == KvFormat::kFp8DsMla;
     params.k_strides = args.cache.k_strides;
     params.v_strides = args.cache.v_strides;
     params.page_size = args.cache.page_size;
@@ -145,6 +146,7 @@ void launch_pass(const detail::PlanBufferState& plan, size_t pass, const cuda::A
   const cuda::LaunchShape shape{.q = op.config.q,
                                 .kv = op.config.kv,
                                 .ragged_kv = op.config.ragged_kv,
+                                .ds_mla = op.config.kv_format == KvFormat::kFp8DsMla,
                                 .num_workers = op.passes[pass].scheduler.num_workers,
                                 .combine = may_combine && params.combine_counters == nullptr,
                                 .max_rows = plan.passes[pass].most_tile_rows,

@@ -7,6 +7,7 @@
 #include "attention/run_args.hpp"
 #include "core/error.hpp"
 #include "folio/attention.hpp"
+#include "folio/types/ds_mla.hpp"
 
 namespace folio::inline v0 {
 namespace {
@@ -57,7 +58,7 @@ AttentionConfig resolve(const AttentionConfig& config) {
   check_range("window_right", config.window_right, -1, INT32_MAX);
   check_range("attention_chunk", config.attention_chunk, 0, INT32_MAX);
   check_range("span_window_left", config.span_window_left, -1, INT32_MAX);
-  check_range("kv_format", static_cast<int64_t>(config.kv_format), 0, static_cast<int64_t>(KvFormat::kCpuPacked));
+  check_range("kv_format", static_cast<int64_t>(config.kv_format), 0, static_cast<int64_t>(KvFormat::kFp8DsMla));
   check_range("mask", static_cast<int64_t>(config.mask), 0, static_cast<int64_t>(MaskKind::kCustom));
   check_range("determinism", static_cast<int64_t>(config.determinism), 0,
               static_cast<int64_t>(Determinism::kScheduleInvariant));
@@ -73,6 +74,13 @@ AttentionConfig resolve(const AttentionConfig& config) {
   check_dtype("kv", out.kv);
   check_dtype("ragged_kv", out.ragged_kv);
   check_dtype("out", out.out);
+  if (out.kv_format == KvFormat::kFp8DsMla) {
+    const bool holds = out.kv == DType::kFloat8E4M3 && out.num_kv_heads == 1 && out.head_dim_qk == kDsMlaHeadDimQk &&
+                       out.head_dim_v == kDsMlaLatentDim;
+    core::require(holds, "kv_format is fp8_ds_mla with kv ", out.kv, ", num_kv_heads ", out.num_kv_heads,
+                  ", head_dim_qk ", out.head_dim_qk, ", head_dim_v ", out.head_dim_v, "; its rows have fp8_e4m3, 1, ",
+                  kDsMlaHeadDimQk, " and ", kDsMlaLatentDim);
+  }
   if (out.kv_format == KvFormat::kCpuPacked) {
     const bool packable = out.kv != DType::kFloat32 && out.page_size >= 16 && out.page_size % 2 == 0;
     if (!packable) {
@@ -322,6 +330,11 @@ DType AttentionOp::p_dtype() const noexcept {
   if (pass.fp8_mma) return DType::kFloat8E4M3;
   return pass.gpu_kernel != nullptr ? pass.gpu_kernel->p_dtype(state_->config)
                                     : pass.cpu_kernel->p_dtype(state_->config);
+}
+DType AttentionOp::kv_dtype() const noexcept {
+  const detail::Pass& pass = state_->passes.front();
+  const bool rounds = pass.gpu_kernel != nullptr && state_->config.kv_format == KvFormat::kFp8DsMla;
+  return rounds ? pass.gpu_kernel->ds_mla_dtype : DType::kFloat32;
 }
 const attention::GpuBackend* detail::OpState::gpu() const noexcept {
   return context.state().gpu.get();

@@ -106,7 +106,8 @@ void check_paged(const AttentionConfig& config, const SegmentLengths& lengths, c
           "the plan has it paged, but ragged tensors are given");
   const KvCacheView& cache = args.cache;
   validate(cache);
-  require(cache.format == config.kv_format, "the cache's format is not the config's kv_format");
+  require(cache.format == config.kv_format, "the cache's format is ", to_string(cache.format), ", kv_format ",
+          to_string(config.kv_format));
   require(cache.dtype == config.kv, "the cache is ", to_string(cache.dtype), "; the op was prepared for ",
           to_string(config.kv));
   require(cache.page_size == config.page_size && cache.num_kv_heads == config.num_kv_heads &&

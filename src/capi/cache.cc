@@ -48,6 +48,14 @@ folio_status folio_make_cpu_packed_view(const folio_kv_cache_shape* shape, void*
   return make_view(folio::make_cpu_packed_view, shape, k, v, view);
 }
 
+folio_status folio_make_fp8_ds_mla_view(int64_t num_pages, int32_t page_size, void* data,
+                                        folio_kv_cache_view* view) noexcept {
+  return guarded([&] {
+    deref(view, "view");
+    *view = folio::capi::to_c(folio::make_fp8_ds_mla_view(num_pages, page_size, data));
+  });
+}
+
 folio_status folio_recommended_kv_format(const folio_attention_config* config, const folio_context* context,
                                          folio_kv_format* format, int32_t* page_size) noexcept {
   return guarded([&] {

@@ -31,7 +31,7 @@ ConstTensorView to_view(const folio_const_tensor_view& view, const char* name) {
 }
 
 KvCacheView to_cache(const folio_kv_cache_view& cache) {
-  to_enum(cache.format, KvFormat::kCpuPacked, "cache.format");
+  to_enum(cache.format, KvFormat::kFp8DsMla, "cache.format");
   to_dtype(cache.dtype, "cache.dtype");
   return std::bit_cast<KvCacheView>(cache);
 }
@@ -105,7 +105,7 @@ AttentionConfig to_config(const folio_attention_config* config, const char* name
   converted.kv = to_dtype(given.kv, "config.kv");
   converted.ragged_kv = to_dtype(given.ragged_kv, "config.ragged_kv");
   converted.out = to_dtype(given.out, "config.out");
-  converted.kv_format = to_enum(given.kv_format, KvFormat::kCpuPacked, "config.kv_format");
+  converted.kv_format = to_enum(given.kv_format, KvFormat::kFp8DsMla, "config.kv_format");
   converted.page_size = given.page_size;
   converted.mask = to_enum(given.mask, MaskKind::kCustom, "config.mask");
   core::require(given.window_left != 0 || given.window_right != 0,

@@ -2,6 +2,7 @@
 
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
+#include "folio/types/ds_mla.hpp"
 #include "kvcache/strided_set.hpp"
 
 namespace folio::inline v0 {
@@ -49,6 +50,22 @@ void check_packed(int32_t page_size, DType dtype) {
     core::fail(ErrorCode::kUnsupported, "a CPU-packed cache with page_size ", page_size, "; even sizes from ",
                kMinPackedPage, " on are offered");
   }
+}
+
+void check_ds_mla(const KvCacheView& cache) {
+  require(cache.dtype == DType::kFloat8E4M3 && cache.num_kv_heads == 1 && cache.head_dim_qk == kDsMlaHeadDimQk &&
+              cache.head_dim_v == kDsMlaLatentDim,
+          "an fp8_ds_mla cache of ", to_string(cache.dtype), ", num_kv_heads ", cache.num_kv_heads, ", head_dim_qk ",
+          cache.head_dim_qk, ", head_dim_v ", cache.head_dim_v, "; it has fp8_e4m3, 1, ", kDsMlaHeadDimQk, " and ",
+          kDsMlaLatentDim);
+  const KvStrides& k = cache.k_strides;
+  const KvStrides& v = cache.v_strides;
+  require(cache.k == cache.v && k.page == v.page && k.token == v.token,
+          "v or v_strides of an fp8_ds_mla cache differ from k's; a row holds both");
+  require(reinterpret_cast<uintptr_t>(cache.k) % kDsMlaAlignment == 0 && k.page % kDsMlaAlignment == 0 &&
+              k.token % kDsMlaAlignment == 0,
+          "an fp8_ds_mla cache with page stride ", k.page, " and token stride ", k.token,
+          "; its address and strides must be multiples of ", kDsMlaAlignment, " bytes");
 }
 
 int64_t elements(const char* half, const KvCacheShape& shape, int32_t head_dim) {
@@ -140,10 +157,25 @@ KvCacheView make_cpu_packed_view(const KvCacheShape& shape, void* k, void* v) {
   return cache;
 }
 
+KvCacheView make_fp8_ds_mla_view(int64_t num_pages, int32_t page_size, void* data) {
+  KvCacheView cache = make_view(KvFormat::kFp8DsMla,
+                                {.num_pages = num_pages,
+                                 .page_size = page_size,
+                                 .num_kv_heads = 1,
+                                 .head_dim_qk = kDsMlaHeadDimQk,
+                                 .head_dim_v = kDsMlaLatentDim,
+                                 .dtype = DType::kFloat8E4M3},
+                                data, data);
+  cache.k_strides = cache.v_strides = token_major(page_size, 1, kDsMlaRowBytes);
+  validate(cache);
+  return cache;
+}
+
 void validate(const KvCacheView& cache) {
   const bool packed = cache.format == KvFormat::kCpuPacked;
-  require(packed || cache.format == KvFormat::kStrided, "format is ", static_cast<int32_t>(cache.format),
-          "; strided (0) and CPU-packed (1) are offered");
+  const bool ds_mla = cache.format == KvFormat::kFp8DsMla;
+  require(packed || ds_mla || cache.format == KvFormat::kStrided, "format is ", static_cast<int32_t>(cache.format),
+          "; strided (0), CPU-packed (1) and fp8_ds_mla (2) are offered");
   check_sizes(cache.num_pages, cache.page_size, cache.num_kv_heads, cache.head_dim_qk, cache.head_dim_v);
   check_dtype(cache.dtype);
   if (packed) {
@@ -154,6 +186,7 @@ void validate(const KvCacheView& cache) {
             cache.v_strides.token, "; from a token pair to the next it must be 2 * head_dim_v (",
             2 * int64_t{cache.head_dim_v}, ")");
   }
+  if (ds_mla) check_ds_mla(cache);
   check_pointer("k", cache.k, cache);
   check_pointer("v", cache.v, cache);
   const kvcache::StridedSet k = kvcache::k_set(cache);

@@ -56,6 +56,20 @@ TEST(Views, StridesOfEveryMaker) {
   EXPECT_EQ(packed.v_strides.token, 16);
 }
 
+TEST(Views, RowsOfDsMla) {
+  const KvCacheView cache = make_fp8_ds_mla_view(10, 64, address(0x100000));
+  EXPECT_EQ(cache.format, KvFormat::kFp8DsMla);
+  EXPECT_EQ(cache.dtype, DType::kFloat8E4M3);
+  EXPECT_EQ(cache.v, cache.k);
+  EXPECT_EQ(cache.k_strides.token, 656);
+  EXPECT_EQ(cache.v_strides.page, 64 * 656);
+  EXPECT_EQ(cache.head_dim_qk, 576);
+  EXPECT_EQ(cache.head_dim_v, 512);
+  EXPECT_TRUE(kvcache::v_aliases_k(cache));
+  EXPECT_EQ(kvcache::k_set(cache).extent, 10 * 64 * 656);
+  EXPECT_EQ(to_string(cache.format), "fp8_ds_mla");
+}
+
 /// Every element of a packed page has its own place, and all places are used.
 TEST(Views, PackedRowsTileTheirPage) {
   const KvCacheShape shape{2, 16, 2, 8, 8, DType::kFloat8E4M3};

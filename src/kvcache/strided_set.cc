@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/error.hpp"
+#include "folio/types/ds_mla.hpp"
 
 namespace folio::inline v0::kvcache {
 namespace {
@@ -104,10 +105,11 @@ StridedSet k_set(const KvCacheView& cache) {
   return make_set(
       "k", cache.k,
       {{{"page", cache.num_pages, s.page}, {"token", cache.page_size, s.token}, {"head", cache.num_kv_heads, s.head}}},
-      cache.head_dim_qk, size_of(cache.dtype));
+      cache.format == KvFormat::kFp8DsMla ? kDsMlaRowBytes : cache.head_dim_qk, size_of(cache.dtype));
 }
 
 StridedSet v_set(const KvCacheView& cache) {
+  if (cache.format == KvFormat::kFp8DsMla) return k_set(cache);
   const KvStrides& s = cache.v_strides;
   const bool pairs = cache.format == KvFormat::kCpuPacked;
   return make_set("v", cache.v,
@@ -135,6 +137,7 @@ bool lie_apart(const StridedSet& a, const StridedSet& b) {
 }
 
 bool v_aliases_k(const KvCacheView& cache) {
+  if (cache.format == KvFormat::kFp8DsMla) return true;
   if (cache.format != KvFormat::kStrided || cache.num_pages == 0) return false;
   const auto k = reinterpret_cast<uintptr_t>(cache.k);
   const auto v = reinterpret_cast<uintptr_t>(cache.v);

@@ -142,7 +142,8 @@ std::string CaseRunner::check_main(CaseReport& report) {
   if (std::string failure = compare_references(problem_, oracle, plain); !failure.empty()) return failure;
   main_ = execute(op_, buffer_, whole_);
   if (!main_.stray_write.empty()) return main_.stray_write;
-  return compare_output(problem_, oracle, Tolerance(problem_, oracle, plain, op_.p_dtype()), main_, base_, report);
+  return compare_output(problem_, oracle, Tolerance(problem_, oracle, plain, op_.p_dtype(), op_.kv_dtype()), main_,
+                        base_, report);
 }
 
 std::string CaseRunner::check_repeat() {

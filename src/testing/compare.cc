@@ -22,9 +22,9 @@ constexpr double kStepCut = 34 * 0x1p-13;
 constexpr double kStepsOfTile = 4;       // of 32 keys, whose products with values are summed so
 constexpr double kSubnormalP = 0x1p-18;  // half of e4m3's least step, of the largest p, which is 2^8
 
-/// u_w; 0 for float32, whose roundings the plain computation has too.
-double p_rounding(DType p_dtype) {
-  switch (p_dtype) {
+/// u_w and u_kv; 0 for float32, whose roundings the plain computation has too.
+double rounding_unit(DType dtype) {
+  switch (dtype) {
     case DType::kFloat16: return 0x1p-11;
     case DType::kBFloat16: return 0x1p-8;
     case DType::kFloat8E4M3: return 0x1p-4;
@@ -161,11 +161,16 @@ std::string place(const Problem& problem, size_t row, int64_t component) {
 }
 
 Tolerance::Tolerance(const Problem& problem, const AttentionResult<double>& oracle, const AttentionResult<float>& plain,
-                     DType p_dtype) {
+                     DType p_dtype, DType kv_dtype) {
   const double floor = 4.0 * kUnit * (1.0 + double{plain.largest_logit} + double{problem.logits_soft_cap});
-  double relative = kFactor * std::max(floor, largest_relative_error(problem, oracle, plain)) + p_rounding(p_dtype);
+  double relative = kFactor * std::max(floor, largest_relative_error(problem, oracle, plain)) + rounding_unit(p_dtype);
   lse = kFactor * std::max(floor, largest_error(oracle.lse, plain.lse));
   double absolute = 0.0;
+  if (const double unit = rounding_unit(kv_dtype); unit > 0.0) {
+    const double logit = unit * double{plain.largest_terms};
+    relative += std::expm1(2.0 * logit) + unit;
+    lse += logit;
+  }
   if (p_dtype == DType::kFloat8E4M3) {
     const double logit = kStepCut * double{plain.largest_steps};
     relative += kStepsOfTile * kStepCut + std::expm1(2.0 * logit);

@@ -26,6 +26,10 @@ namespace folio::inline v0::verify {
 /// a value (AttentionOp::p_dtype), every p moves by at most u_w of itself and an output by at most u_w times
 /// the row's weighted mean of |v|: that is added to its tolerance, without a factor. The LSE has no part in it.
 ///
+/// Where it rounds keys and values behind their rows' scales (AttentionOp::kv_dtype, u_kv), a logit moves by up to
+/// d = u_kv * AttentionResult::largest_terms, the LSE by d, p over row_sum by exp(2d) - 1 of themselves, and values by
+/// u_kv of themselves: added likewise.
+///
 /// Where fp8 is multiplied as it is (AttentionOp::fp8_mma, u_w = 2^-4), what is 2^-13 below the largest of 32
 /// products and the sum that they are added to is cut off (measured: decision 0039): of each of these 33 and of the
 /// new sum less than that, 34 * 2^-13 of the largest together. Over each 32 components of a logit this comes to d = 34
@@ -42,7 +46,7 @@ struct Tolerance {
   double lse = 0.0;         ///< absolute, natural logarithm; the rounding of the float32 LSE is added
 
   Tolerance(const Problem& problem, const AttentionResult<double>& oracle, const AttentionResult<float>& plain,
-            DType p_dtype = DType::kFloat32);
+            DType p_dtype = DType::kFloat32, DType kv_dtype = DType::kFloat32);
 };
 
 /// Compares the two references with each other. They read a problem by different ways, so a mistake in building or

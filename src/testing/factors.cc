@@ -2,6 +2,8 @@
 
 #include <iterator>
 
+#include "folio/types/ds_mla.hpp"
+
 namespace folio::inline v0::verify {
 namespace {
 
@@ -39,8 +41,8 @@ constexpr string_view kPageNames[] = {"16", "1", "8", "32", "64"};
 constexpr int32_t kWorkerLevels[] = {0, 1, 5, 13};
 constexpr string_view kWorkerNames[] = {"executor", "1", "5", "13"};
 
-constexpr string_view kFormatNames[] = {"nhd",    "hnd",   "interleaved", "concatenated",
-                                        "padded", "alias", "packed",      "far"};
+constexpr string_view kFormatNames[] = {"nhd",   "hnd",    "interleaved", "concatenated", "padded",
+                                        "alias", "packed", "far",         "ds-mla"};
 constexpr string_view kMaskNames[] = {"causal", "none", "custom-all", "custom-tail"};
 constexpr string_view kWindowNames[] = {"none", "left", "both", "wide"};
 constexpr string_view kSwitchNames[] = {"off", "on"};
@@ -91,6 +93,7 @@ constexpr Conflict kConflicts[] = {
     {kFormat, set_of(FormatLevel::kPacked), kPageSize, kSmallPages, "packed pages have 16 tokens or more"},
     {kDtypes, kNvfp4Out, kHeadDims, kNoWholeBlocks, "an NVFP4 output has blocks of 16 values"},
     {kFormat, set_of(FormatLevel::kAlias), kHeadDims, kWiderV, "V inside K is no wider than K"},
+    {kFormat, set_of(FormatLevel::kDsMla), kHeadDims, kAllButFirst, "rows of fp8_ds_mla are 576/512"},
     {kSegments, set_of(SegmentsLevel::kRagged), kFormat, kAllButFirst, "ragged tensors have no page format"},
     {kSegments, set_of(SegmentsLevel::kRagged), kPageSize, kAllButFirst, "ragged tensors have no pages"},
     {kSegments, set_of(SegmentsLevel::kRagged), kTable, kAllButFirst, "ragged tensors have no table"},
@@ -107,9 +110,12 @@ std::span<const FactorInfo> factors() {
 }
 
 DtypeLevel dtypes_of(const ConformanceCase& c) {
-  return kDtypeLevels[c.levels[kDtypes]];
+  DtypeLevel dtypes = kDtypeLevels[c.levels[kDtypes]];
+  if (level<FormatLevel>(c, kFormat) == FormatLevel::kDsMla) dtypes.kv = DType::kFloat8E4M3;
+  return dtypes;
 }
 HeadDimLevel head_dims_of(const ConformanceCase& c) {
+  if (level<FormatLevel>(c, kFormat) == FormatLevel::kDsMla) return {kDsMlaHeadDimQk, kDsMlaLatentDim};
   return kHeadDimLevels[c.levels[kHeadDims]];
 }
 int32_t group_size_of(const ConformanceCase& c) {
@@ -153,6 +159,7 @@ ConformanceCase with_fp8_mma(ConformanceCase c) {
   constexpr uint8_t kAllE4M3[] = {5, 6};  // outputs are bfloat16, e4m3
   if (c.levels[kDtypes] != kAllE4M3[1]) c.levels[kDtypes] = kAllE4M3[c.seed % 2];
   c.levels[kHeadDims] = 1;
+  if (level<FormatLevel>(c, kFormat) == FormatLevel::kDsMla) c.levels[kFormat] = 0;
   if (level<MaskLevel>(c, kMask) >= MaskLevel::kCustomAll) c.levels[kMask] = 0;
   for (const Factor factor : {kSoftCap, kAlibi, kRope}) c.levels[factor] = 0;
   c.levels[kFp8Products] = 1;
@@ -170,7 +177,11 @@ AttentionConfig kernel_question(const ConformanceCase& c) {
   config.q = dtypes.q;
   config.kv = dtypes.kv;
   config.out = dtypes.out;
-  config.kv_format = level<FormatLevel>(c, kFormat) == FormatLevel::kPacked ? KvFormat::kCpuPacked : KvFormat::kStrided;
+  switch (level<FormatLevel>(c, kFormat)) {
+    case FormatLevel::kPacked: config.kv_format = KvFormat::kCpuPacked; break;
+    case FormatLevel::kDsMla: config.kv_format = KvFormat::kFp8DsMla; break;
+    default: config.kv_format = KvFormat::kStrided; break;
+  }
   config.page_size = page_size_of(c);
   switch (level<MaskLevel>(c, kMask)) {
     case MaskLevel::kCausal: config.mask = MaskKind::kCausal; break;

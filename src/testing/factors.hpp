@@ -41,7 +41,7 @@ enum Factor : int32_t {
 static_assert(kFactorEnd == kNumFactors);
 
 /// Levels, in the order of their names in factors.cc. Those not listed here are tables indexed by the level.
-enum class FormatLevel { kNhd, kHnd, kInterleaved, kConcatenated, kPadded, kAlias, kPacked, kFar };
+enum class FormatLevel { kNhd, kHnd, kInterleaved, kConcatenated, kPadded, kAlias, kPacked, kFar, kDsMla };
 enum class MaskLevel { kCausal, kNone, kCustomAll, kCustomTail };
 enum class WindowLevel { kNone, kLeft, kBoth, kWide };
 enum class SegmentsLevel {

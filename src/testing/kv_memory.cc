@@ -4,6 +4,7 @@
 #include <limits>
 #include <set>
 
+#include "folio/types/ds_mla.hpp"
 #include "folio/types/float_convert.hpp"
 #include "testing/factors.hpp"
 
@@ -108,6 +109,14 @@ void KvMemory::lay_out_cache(const ConformanceCase& c, const Problem& problem, R
       v_inner = 2 * dv;
       v_tokens = tokens / 2;
       break;
+    case FormatLevel::kDsMla: {  // tokens, or pages, beside those of other layers
+      const int64_t token = kDsMlaRowBytes * random.between(1, 2);
+      k = v = {tokens * token + kDsMlaAlignment * random.between(0, 3), token, kDsMlaRowBytes};
+      const int64_t bytes = extent(k, pages, tokens, 1, kDsMlaRowBytes);
+      first_ = GuardedBuffer(static_cast<size_t>(bytes), end, kNanByte);
+      cache_.k = cache_.v = first_.data();
+      return;
+    }
     case FormatLevel::kFar: {  // half of the pages more than 2^31 elements from the first
       const int64_t stride = std::max((int64_t{1} << 32) / pages + 3, tokens * heads * std::max(dk, dv));
       k = {stride, heads * dk, dk};
@@ -138,6 +147,27 @@ GuardedBuffer KvMemory::far_pages(const KvStrides& strides, int64_t page_element
   return memory;
 }
 
+namespace {
+
+/// `k`: real values of a token; `scales`: of its blocks. NaN values make a row of NaN.
+void store_ds_mla(std::byte* row, const float* k, const float* scales) {
+  for (int64_t d = 0; d < kDsMlaLatentDim; ++d) {
+    store_from_float(row, DType::kFloat8E4M3, d, k[d] / scales[d / kDsMlaBlockDim]);
+  }
+  for (int64_t block = 0; block < kDsMlaBlocks; ++block) {
+    store_from_float(row + kDsMlaScalesOffset, DType::kFloat32, block, scales[block]);
+  }
+  for (int64_t d = 0; d < kDsMlaRopeDim; ++d) {
+    store_from_float(row + kDsMlaRopeOffset, DType::kBFloat16, d, k[kDsMlaLatentDim + d]);
+  }
+}
+
+}  // namespace
+
+std::byte* KvMemory::ds_mla_row(int64_t page, int64_t slot) const {
+  return static_cast<std::byte*>(cache_.k) + k_index(cache_, page, slot, 0);
+}
+
 void KvMemory::write_paged(const Problem& problem) {
   const AttentionConfig& config = problem.config;
   for (const SegmentModel& segment : problem.segments) {
@@ -148,6 +178,11 @@ void KvMemory::write_paged(const Problem& problem) {
       for (int32_t j = 0; j < row.kv_len; ++j) {
         const int64_t page = row.pages[static_cast<size_t>(j / config.page_size)];
         const int64_t slot = j % config.page_size;
+        if (config.kv_format == KvFormat::kFp8DsMla) {
+          store_ds_mla(ds_mla_row(page, slot), row.k.data() + int64_t{j} * kDsMlaHeadDimQk,
+                       row.block_scales.data() + int64_t{j} * kDsMlaBlocks);
+          continue;
+        }
         for (int64_t h = 0; h < config.num_kv_heads; ++h) {
           const int64_t k0 = k_index(cache_, page, slot, h);
           for (int64_t d = 0; d < config.head_dim_qk; ++d) store_from_float(cache_.k, config.kv, k0 + d, row.k[k_at++]);
@@ -220,6 +255,11 @@ void KvMemory::poison_row(const Problem& problem, size_t segment, size_t row) {
   for (int32_t j = 0; j < model.kv_len; ++j) {
     const int32_t page = model.pages[static_cast<size_t>(j / cache_.page_size)];
     if (others.count(page) != 0) continue;
+    if (cache_.format == KvFormat::kFp8DsMla) {
+      const std::vector<float> nans(kDsMlaHeadDimQk, kNan);
+      store_ds_mla(ds_mla_row(page, j % cache_.page_size), nans.data(), nans.data());
+      continue;
+    }
     for (int64_t h = 0; h < cache_.num_kv_heads; ++h) {
       const int64_t slot = j % cache_.page_size;
       for (int64_t d = 0; d < cache_.head_dim_qk; ++d)

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 #include "folio/types/kv_cache.hpp"
@@ -28,6 +29,7 @@ class KvMemory {
  private:
   void lay_out_cache(const ConformanceCase& conformance_case, const Problem& problem, Random& random);
   GuardedBuffer far_pages(const KvStrides& strides, int64_t page_elements) const;
+  std::byte* ds_mla_row(int64_t page, int64_t slot) const;
   void write_paged(const Problem& problem);
   void add_ragged(const Problem& problem, const SegmentModel& segment, Random& random);
 

@@ -273,6 +273,7 @@ void make_shape(const ConformanceCase& c, Random random, Problem& problem) {
   problem.config = kernel_question(c);
   const bool small_heads = group_size_of(c) <= 8 && head_dims_of(c).qk <= 256;
   problem.config.num_kv_heads = random.between(1, small_heads ? 3 : 2);
+  if (problem.config.kv_format == KvFormat::kFp8DsMla) problem.config.num_kv_heads = 1;
   problem.config.num_q_heads = problem.config.num_kv_heads * group_size_of(c);
   // The default of AttentionConfig, spelled out.
   problem.config.ragged_kv = is_fp8(problem.config.kv) ? problem.config.q : problem.config.kv;

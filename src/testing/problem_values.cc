@@ -3,6 +3,7 @@
 #include <limits>
 #include <numeric>
 
+#include "folio/types/ds_mla.hpp"
 #include "folio/types/float_convert.hpp"
 #include "testing/factors.hpp"
 #include "testing/problem.hpp"
@@ -96,6 +97,9 @@ void make_pages(Random& random, const AttentionConfig& config, Problem& problem)
         };
         copy(before.k, row.k, config.head_dim_qk);
         copy(before.v, row.v, config.head_dim_v);
+        if (!row.block_scales.empty()) {
+          std::copy_n(before.block_scales.begin(), int64_t{shared} * page * kDsMlaBlocks, row.block_scales.begin());
+        }
       }
       while (static_cast<int32_t>(row.pages.size()) < needed) row.pages.push_back(next++);
     }
@@ -120,6 +124,30 @@ void alias_v(const AttentionConfig& config, int32_t offset, KvRowModel& row) {
   }
 }
 
+/// Rows of fp8_ds_mla. Scales have so few bits that a float has the product with an e4m3 value. They grow from token to
+/// token, or the other way round, far beyond float16's range, and what is stored shrinks as much. Some rows are tiny.
+void make_ds_mla(Random& random, KvRowModel& row) {
+  constexpr float kDeviation = 100.0f;  // e4m3 goes to 448
+  constexpr int32_t kMostBits = 16;
+  constexpr int32_t kTokensOfBit = 12;
+  const float size = random.one_in(4) ? 0x1p-24f : 1.0f;
+  const bool grows = random.one_in(2);
+  row.k.clear();
+  for (int32_t token = 0; token < row.kv_len; ++token) {
+    const int32_t from_end = grows ? token : row.kv_len - 1 - token;
+    const auto factor = static_cast<float>(1 << std::min(from_end / kTokensOfBit, kMostBits));
+    for (int32_t block = 0; block < kDsMlaBlocks; ++block) {
+      const auto mantissa = static_cast<float>(random.between(1 << 11, 1 << 12));
+      row.block_scales.push_back(mantissa * factor * size * (random.one_in(4) ? 0x1p-18f : 0x1p-19f));
+      for (const float value : normals(random, DType::kFloat8E4M3, kDsMlaBlockDim, kDeviation / factor)) {
+        row.k.push_back(value * row.block_scales.back());
+      }
+    }
+    const std::vector<float> rope = normals(random, DType::kBFloat16, kDsMlaRopeDim, 1.0f);
+    row.k.insert(row.k.end(), rope.begin(), rope.end());
+  }
+}
+
 void make_kv(const ConformanceCase& c, Random& random, Problem& problem) {
   const AttentionConfig& config = problem.config;
   const bool alias = level<FormatLevel>(c, kFormat) == FormatLevel::kAlias;
@@ -131,7 +159,9 @@ void make_kv(const ConformanceCase& c, Random& random, Problem& problem) {
       const int64_t heads = int64_t{row.kv_len} * config.num_kv_heads;
       row.k = normals(random, dtype, heads * config.head_dim_qk, 1.0f);
       row.v = normals(random, dtype, heads * config.head_dim_v, 1.0f);
-      if (alias && paged) alias_v(config, problem.alias_offset, row);
+      const bool ds_mla = paged && config.kv_format == KvFormat::kFp8DsMla;
+      if (ds_mla) make_ds_mla(random, row);
+      if (ds_mla || (alias && paged)) alias_v(config, problem.alias_offset, row);
     }
   }
   make_pages(random, config, problem);

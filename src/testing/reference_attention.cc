@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "folio/types/ds_mla.hpp"
 #include "folio/types/float_convert.hpp"
 #include "testing/nested_sum.hpp"
 #include "testing/rotation.hpp"
@@ -193,7 +194,20 @@ class Row {
     DType dtype;
     int64_t index;
     int64_t step;
-    Real operator[](int64_t d) const { return static_cast<Real>(load_as_float(data, dtype, index + d * step)); }
+    bool ds_mla = false;  ///< a row of KvFormat::kFp8DsMla, which begins at byte `index`
+    Real operator[](int64_t d) const {
+      if (ds_mla) return load_ds_mla(static_cast<const std::byte*>(data) + index, d);
+      return static_cast<Real>(load_as_float(data, dtype, index + d * step));
+    }
+
+   private:
+    static Real load_ds_mla(const std::byte* row, int64_t d) {
+      if (d >= kDsMlaLatentDim) {
+        return static_cast<Real>(load_as_float(row + kDsMlaRopeOffset, DType::kBFloat16, d - kDsMlaLatentDim));
+      }
+      return static_cast<Real>(load_as_float(row, DType::kFloat8E4M3, d)) *
+             static_cast<Real>(load_as_float(row + kDsMlaScalesOffset, DType::kFloat32, d / kDsMlaBlockDim));
+    }
   };
 
   Vector locate(const SegmentArgs& args, KvSource source, int32_t row, int32_t local, bool value) const {
@@ -213,7 +227,8 @@ class Row {
     if (value && args.cache.format == KvFormat::kCpuPacked) {
       return {data, args.cache.dtype, head + slot / 2 * strides.token + slot % 2, 2};
     }
-    return {data, args.cache.dtype, head + slot * strides.token, 1};
+    const bool ds_mla = args.cache.format == KvFormat::kFp8DsMla;
+    return {data, args.cache.dtype, head + slot * strides.token, 1, ds_mla};
   }
 
   /// A query or key as the logits take it: scaled, and rotated where the op asks for it.

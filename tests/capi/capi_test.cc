@@ -201,6 +201,13 @@ TEST(CApi, RecommendsAFormatThatItsMakersMake) {
   ASSERT_EQ(folio_make_cpu_packed_view(&shape, k.data(), v.data(), &view), FOLIO_OK) << folio_last_error();
   EXPECT_EQ(view.format, FOLIO_KV_CPU_PACKED);
   EXPECT_EQ(view.v_strides.token, 2 * 128);
+  alignas(16) static unsigned char rows[2 * 3 * 656];
+  ASSERT_EQ(folio_make_fp8_ds_mla_view(2, 3, rows, &view), FOLIO_OK) << folio_last_error();
+  EXPECT_EQ(view.format, FOLIO_KV_FP8_DS_MLA);
+  EXPECT_EQ(view.k_strides.token, 656);
+  EXPECT_EQ(view.v, view.k);
+  EXPECT_EQ(folio_make_fp8_ds_mla_view(2, 3, rows + 1, &view), FOLIO_INVALID_ARGUMENT);
+  EXPECT_EQ(folio_make_fp8_ds_mla_view(2, 3, rows, nullptr), FOLIO_INVALID_ARGUMENT);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Writes, gathers and conversions of pages on a GPU leave the bytes that they leave on a CPU.
 #include <numeric>
 
+#include "folio/types/ds_mla.hpp"
 #include "twin_array.hpp"
 
 namespace folio::cuda_test {
@@ -183,6 +184,91 @@ TEST_P(CacheMoves, ConvertsPagesAsTheCpu) {
 
 INSTANTIATE_TEST_SUITE_P(Types, CacheMoves, testing::ValuesIn(kDTypes),
                          [](const auto& dtype) { return std::string(to_string(dtype.param)); });
+
+/// Rows of fp8_ds_mla: written, copied, gathered, converted.
+TEST_F(CudaTest, RowsOfDsMlaAsTheCpu) {
+  constexpr int64_t kPages = 9;
+  constexpr int32_t kPageSize = 16;
+  constexpr int64_t kTokens = 70;
+  std::mt19937 random(13);
+  const auto ds_mla = [&](Bytes& memory, bool on_gpu) {
+    return make_fp8_ds_mla_view(kPages, kPageSize, memory.at(on_gpu));
+  };
+  const auto noise = [&] {
+    std::vector<std::byte> bytes(kPages * kPageSize * kDsMlaRowBytes);
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+    return bytes;
+  };
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    for (const int64_t gap : {int64_t{0}, int64_t{3}}) {
+      Bytes rows(noise());
+      Rows k(dtype, kTokens, 1, kDsMlaHeadDimQk, gap, random);
+      store_from_float(k.memory.host.data(), dtype, 5, INFINITY);
+      k.memory = Bytes(k.memory.host);
+      std::vector<int64_t> order(kPages * kPageSize);
+      std::iota(order.begin(), order.end(), 0);
+      std::shuffle(order.begin(), order.end(), random);
+      order.resize(kTokens);
+      order[11] = -1;
+      Twin<int64_t> slots(order);
+      for (const bool on_gpu : {false, true}) {
+        CacheWriteArgs args;
+        args.k = k.view(on_gpu);
+        args.v = ConstTensorView(nullptr, dtype, {kTokens, 1, kDsMlaLatentDim});
+        args.slot_mapping = slots.at(on_gpu);
+        args.num_slots = kTokens;
+        args.cache = ds_mla(rows, on_gpu);
+        write_kv_cache(context_of(on_gpu), args);
+      }
+      ASSERT_TRUE(rows.equal()) << to_string(dtype);
+
+      // Of rows that are whole, so that there is no NaN.
+      Twin<int64_t> all(std::vector<int64_t>([&] {
+        std::vector<int64_t> every(kPages * kPageSize);
+        std::iota(every.begin(), every.end(), 0);
+        return every;
+      }()));
+      Rows many(dtype, kPages * kPageSize, 1, kDsMlaHeadDimQk, gap, random);
+      Bytes other(noise());
+      for (const bool on_gpu : {false, true}) {
+        CacheWriteArgs args;
+        args.k = many.view(on_gpu);
+        args.v = ConstTensorView(nullptr, dtype, {kPages * kPageSize, 1, kDsMlaLatentDim});
+        args.slot_mapping = all.at(on_gpu);
+        args.num_slots = kPages * kPageSize;
+        args.cache = ds_mla(rows, on_gpu);
+        write_kv_cache(context_of(on_gpu), args);
+      }
+      const KvCacheShape shape{kPages, kPageSize, 1, kDsMlaHeadDimQk, kDsMlaLatentDim, dtype};
+      Pool strided(Layout::kNhd, shape, random);
+      Twin<int32_t> source(std::vector<int32_t>{3, 0, 6}), destination(std::vector<int32_t>{8, 2, 0});
+      const std::vector<int32_t> lengths{16, 37}, starts{0, 1, 4}, pages{7, 1, 5, 0};
+      Twin<int32_t> kv_len(lengths), indptr(starts), indices(pages);
+      Rows k_out(dtype, 53, 1, kDsMlaHeadDimQk, gap, random), v_out(dtype, 53, 1, kDsMlaLatentDim, 0, random);
+      for (const bool on_gpu : {false, true}) {
+        const Context context = context_of(on_gpu);
+        copy_pages(context, ds_mla(rows, on_gpu), ds_mla(other, on_gpu), source.span(on_gpu), destination.span(on_gpu));
+        PageTableView table = csr_table(indices.span(false), indptr.span(false));
+        table.indices = indices.at(on_gpu);
+        table.indptr = indptr.at(on_gpu);
+        gather_kv(context, ds_mla(rows, on_gpu), table, kv_len.span(on_gpu), k_out.view(on_gpu), v_out.view(on_gpu));
+        convert_pages(context, ds_mla(rows, on_gpu), strided.view(on_gpu), source.span(on_gpu),
+                      destination.span(on_gpu));
+      }
+      ASSERT_TRUE(other.equal()) << to_string(dtype);
+      ASSERT_TRUE(k_out.memory.equal()) << to_string(dtype);
+      ASSERT_TRUE(v_out.memory.equal()) << to_string(dtype);
+      ASSERT_TRUE(strided.memory.equal()) << to_string(dtype);
+      for (const bool on_gpu : {false, true}) {
+        KvCacheView cache = strided.view(on_gpu);
+        cache.v = cache.k;
+        cache.v_strides = cache.k_strides;
+        convert_pages(context_of(on_gpu), cache, ds_mla(rows, on_gpu), destination.span(on_gpu), source.span(on_gpu));
+      }
+      ASSERT_TRUE(rows.equal()) << to_string(dtype);
+    }
+  }
+}
 
 /// What a CPU refuses a GPU leaves out and reports, and nothing lands anywhere else.
 TEST_F(CudaTest, MovesOutOfRangeAreLeftOutAndReported) {

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "device_array.hpp"
+#include "folio/types/ds_mla.hpp"
 #include "folio/types/float_convert.hpp"
 #include "folio/verify.hpp"
 
@@ -20,11 +21,14 @@ constexpr int32_t kMaxQLen = 5;
 /// See twin_batches_test.cc.
 constexpr float kAllowed = 0x1p-7f;
 constexpr float kAllowedLse = 0x1p-14f;
+/// Where the portable kernel's keys were rounded to bfloat16.
+constexpr float kAllowedLseOfDsMla = 0x1p-9f;
 
 struct Shape {
   int32_t heads;
   int32_t page_size;
   DType kv = DType::kBFloat16;
+  bool ds_mla = false;  ///< of cuda-sm90-mla; the portable kernel gets the same values in bfloat16
 };
 
 struct Lengths {
@@ -70,6 +74,47 @@ std::vector<uint8_t> random_keys(size_t count, DType dtype, std::mt19937& random
   return bytes;
 }
 
+/// Keys written as rows of fp8_ds_mla, and read from them in bfloat16.
+struct DsMlaKeys {
+  DsMlaKeys(int64_t pages, int32_t page_size, std::mt19937& random)
+      : rows(static_cast<size_t>(pages * page_size * kDsMlaRowBytes) + kDsMlaAlignment),
+        values(static_cast<size_t>(pages * page_size * kDimQk)) {
+    void* first = rows.data();
+    size_t space = rows.size();
+    std::align(kDsMlaAlignment, space - kDsMlaAlignment, first, space);
+    begin = static_cast<uint8_t*>(first);
+    const int64_t tokens = pages * page_size;
+    const std::vector<uint16_t> given = random_bfloat16(values.size(), random);
+    const KvCacheView cache = make_fp8_ds_mla_view(pages, page_size, begin);
+    std::vector<int64_t> slots(static_cast<size_t>(tokens));
+    std::iota(slots.begin(), slots.end(), 0);
+    CacheWriteArgs args;
+    args.k = ConstTensorView(given.data(), DType::kBFloat16, {tokens, 1, kDimQk});
+    args.v = ConstTensorView(nullptr, DType::kBFloat16, {tokens, 1, kDimV});
+    args.slot_mapping = slots.data();
+    args.num_slots = tokens;
+    args.cache = cache;
+    write_kv_cache(Context::cpu(), args);
+    std::vector<int32_t> ids(static_cast<size_t>(pages));
+    std::iota(ids.begin(), ids.end(), 0);
+    const std::vector<int32_t> indptr{0, static_cast<int32_t>(pages)}, kv_len{static_cast<int32_t>(tokens)};
+    std::vector<uint16_t> v(static_cast<size_t>(tokens * kDimV));
+    gather_kv(Context::cpu(), cache, csr_table(ids, indptr), kv_len,
+              TensorView(values.data(), DType::kBFloat16, {tokens, 1, kDimQk}),
+              TensorView(v.data(), DType::kBFloat16, {tokens, 1, kDimV}));
+  }
+  std::vector<uint8_t> row_bytes() const { return {begin, begin + values.size() / kDimQk * kDsMlaRowBytes}; }
+  std::vector<uint8_t> value_bytes() const {
+    std::vector<uint8_t> bytes(values.size() * sizeof(uint16_t));
+    std::memcpy(bytes.data(), values.data(), bytes.size());
+    return bytes;
+  }
+
+  std::vector<uint8_t> rows;
+  std::vector<uint16_t> values;
+  uint8_t* begin;
+};
+
 struct Output {
   std::vector<uint16_t> out;
   std::vector<float> lse;
@@ -84,7 +129,11 @@ struct Batch {
         tokens(lengths.cu_q.back()),
         pages(lengths.indptr.back() + 1),
         q(random_bfloat16(std::max<size_t>(1, rows() * kDimQk), random)),
-        kv(random_keys(static_cast<size_t>(pages) * static_cast<size_t>(of.page_size) * kDimQk, of.kv, random)),
+        ds_mla(of.ds_mla ? pages : 1, of.page_size, random),
+        rows_of_ds_mla(ds_mla.row_bytes()),
+        kv(of.ds_mla
+               ? ds_mla.value_bytes()
+               : random_keys(static_cast<size_t>(pages) * static_cast<size_t>(of.page_size) * kDimQk, of.kv, random)),
         cu_q(lengths.cu_q),
         kv_len(lengths.kv_len),
         indptr(lengths.indptr),
@@ -102,6 +151,8 @@ struct Batch {
   int32_t tokens;
   int32_t pages;
   DeviceArray<uint16_t> q;
+  DsMlaKeys ds_mla;
+  DeviceArray<uint8_t> rows_of_ds_mla;
   DeviceArray<uint8_t> kv;
   DeviceArray<int32_t> cu_q, kv_len, indptr, ids;
 };
@@ -114,6 +165,11 @@ Output run_with(const Batch& batch, const char* kernel, bool on_device, const Te
   config.head_dim_v = kDimV;
   config.page_size = batch.shape.page_size;
   config.kv = batch.shape.kv;
+  const bool ds_mla = batch.shape.ds_mla && std::string(kernel) == "cuda-sm90-mla";
+  if (ds_mla) {
+    config.kv_format = KvFormat::kFp8DsMla;
+    config.kv = DType::kFloat8E4M3;
+  }
   const auto requests = static_cast<int32_t>(batch.lengths.kv_len.size());
   PrepareOptions options;
   options.force_kernel = kernel;
@@ -148,6 +204,7 @@ Output run_with(const Batch& batch, const char* kernel, bool on_device, const Te
   cache.cache.head_dim_v = kDimV;
   cache.cache.k_strides = {int64_t{batch.shape.page_size} * kDimQk, kDimQk, kDimQk};
   cache.cache.v_strides = cache.cache.k_strides;
+  if (ds_mla) cache.cache = make_fp8_ds_mla_view(batch.pages, batch.shape.page_size, batch.rows_of_ds_mla.data());
   cache.table.indices = batch.ids.data();
   cache.table.num_indices = batch.pages;
   cache.table.indptr = batch.indptr.data();
@@ -190,7 +247,8 @@ TEST_P(MlaTwin, AgreesWithThePortableKernel) {
     }
     for (size_t j = 0; j < got.lse.size(); ++j) {
       if (got.lse[j] == expected.lse[j] || (std::isnan(got.lse[j]) && std::isnan(expected.lse[j]))) continue;
-      ASSERT_LE(std::fabs(got.lse[j] - expected.lse[j]), kAllowedLse * std::max(1.0f, std::fabs(expected.lse[j])))
+      const float allowed = GetParam().ds_mla ? kAllowedLseOfDsMla : kAllowedLse;
+      ASSERT_LE(std::fabs(got.lse[j] - expected.lse[j]), allowed * std::max(1.0f, std::fabs(expected.lse[j])))
           << "batch " << i << " at " << j;
     }
   }
@@ -200,10 +258,12 @@ TEST_P(MlaTwin, AgreesWithThePortableKernel) {
 INSTANTIATE_TEST_SUITE_P(Shapes, MlaTwin,
                          testing::Values(Shape{16, 64}, Shape{128, 16}, Shape{3, 8}, Shape{80, 1},
                                          Shape{16, 64, DType::kFloat8E4M3}, Shape{128, 8, DType::kFloat8E4M3},
-                                         Shape{3, 16, DType::kFloat8E5M2}, Shape{16, 1, DType::kFloat8E4M3}),
+                                         Shape{3, 16, DType::kFloat8E5M2}, Shape{16, 1, DType::kFloat8E4M3},
+                                         Shape{16, 64, DType::kBFloat16, true}, Shape{128, 64, DType::kBFloat16, true},
+                                         Shape{7, 8, DType::kBFloat16, true}, Shape{16, 1, DType::kBFloat16, true}),
                          [](const auto& shape) {
                            return std::to_string(shape.param.heads) + "HeadsPage" +
-                                  std::to_string(shape.param.page_size) +
+                                  std::to_string(shape.param.page_size) + (shape.param.ds_mla ? "DsMla" : "") +
                                   (shape.param.kv == DType::kBFloat16
                                        ? ""
                                        : (shape.param.kv == DType::kFloat8E4M3 ? "E4m3" : "E5m2"));

@@ -50,7 +50,7 @@ TEST_F(CudaTest, PrepareRefusesWhatNoKernelTakes) {
   AttentionConfig packed = plain_config();
   packed.kv_format = KvFormat::kCpuPacked;
   folio::testing::expect_refused(
-      "kStrided", [&] { prepare(context, packed); }, ErrorCode::kUnsupported);
+      "kv_format is cpu_packed", [&] { prepare(context, packed); }, ErrorCode::kUnsupported);
   AttentionConfig odd = plain_config();
   odd.head_dim_qk = 100;
   folio::testing::expect_refused(

@@ -20,16 +20,19 @@ void launch_kernel(const MlaParams& params, int32_t num_workers, Stream) {
   emulation::run_grid(num_workers, Traits::kThreads, smem_bytes<Traits>(), ++seed,
                       [&] { run_cta<Traits, General>(params, emulation::shared_memory()); });
 }
-#define FOLIO_INSTANTIATE(dim_qk)                                                                              \
-  template void launch_rows<DType::kFloat16, dim_qk>(const AttentionParams&, bool, bool, int32_t, Stream);     \
-  template void launch_rows<DType::kBFloat16, dim_qk>(const AttentionParams&, bool, bool, int32_t, Stream);    \
-  template void launch_swap_ab<DType::kFloat16, dim_qk, Fp8::kNone>(const AttentionParams&, int32_t, Stream);  \
-  template void launch_swap_ab<DType::kBFloat16, dim_qk, Fp8::kNone>(const AttentionParams&, int32_t, Stream); \
-  template void launch_swap_ab<DType::kFloat16, dim_qk, Fp8::kE4M3>(const AttentionParams&, int32_t, Stream);  \
-  template void launch_swap_ab<DType::kFloat16, dim_qk, Fp8::kE5M2>(const AttentionParams&, int32_t, Stream);
+#define FOLIO_INSTANTIATE(dim_qk)                                                                                     \
+  template void launch_rows<DType::kFloat16, dim_qk>(const AttentionParams&, bool, bool, int32_t, Stream);            \
+  template void launch_rows<DType::kBFloat16, dim_qk>(const AttentionParams&, bool, bool, int32_t, Stream);           \
+  template void launch_swap_ab<DType::kFloat16, dim_qk, Fp8::kNone, false>(const AttentionParams&, int32_t, Stream);  \
+  template void launch_swap_ab<DType::kBFloat16, dim_qk, Fp8::kNone, false>(const AttentionParams&, int32_t, Stream); \
+  template void launch_swap_ab<DType::kFloat16, dim_qk, Fp8::kE4M3, false>(const AttentionParams&, int32_t, Stream);  \
+  template void launch_swap_ab<DType::kFloat16, dim_qk, Fp8::kE5M2, false>(const AttentionParams&, int32_t, Stream);
 FOLIO_INSTANTIATE(576)
 FOLIO_INSTANTIATE(512)
 #undef FOLIO_INSTANTIATE
+template void launch_rows_ds_mla<false>(const AttentionParams&, int32_t, Stream);
+template void launch_rows_ds_mla<true>(const AttentionParams&, int32_t, Stream);
+template void launch_swap_ab<DType::kFloat16, 576, Fp8::kE4M3, true>(const AttentionParams&, int32_t, Stream);
 
 }  // namespace sm90::mla
 

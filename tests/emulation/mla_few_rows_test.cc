@@ -58,6 +58,28 @@ TEST_P(MlaFewRows, OfVerification) {
   }
 }
 
+/// Rows of fp8_ds_mla: by TMA or by threads, few packed rows or many, beside ragged keys, at ranges' ends. Seeds differ
+/// in how scales go beyond float16's range.
+class MlaDsMla : public ::testing::TestWithParam<int> {};
+
+TEST_P(MlaDsMla, DecodesAndPrompts) {
+  for (const char* levels :
+       {" group=16 queries=decode", " group=16 queries=decode page=1 lengths=long",
+        " group=16 queries=decode page=64 lengths=long scales=head",
+        " group=16 queries=decode cap=on alibi=on sinks=on lse=2",
+        " group=16 queries=decode segments=prefix+new window=left",
+        " group=16 queries=decode segments=shard1 determinism=none workers=13 lengths=long",
+        " group=8 queries=decode dtypes=e4m3/e4m3/bf16 mask=custom-all page=8", " group=16 queries=mixed lengths=long",
+        " group=16 queries=verify lengths=long page=64 cap=on", " group=16 queries=mixed page=1",
+        " group=8 queries=prefill page=64 lengths=long",
+        " group=16 queries=mixed page=8 mask=custom-tail determinism=schedule",
+        " group=16 queries=mixed segments=cascade1 table=dense",
+        " group=7 queries=verify page=32 dtypes=e4m3/e4m3/e4m3 segments=shard2 scales=request"}) {
+    check_case("kernel=cuda-sm90-mla format=ds-mla lengths=medium seed=" + std::to_string(GetParam()) + levels);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Seeds, MlaDsMla, ::testing::Range(8, 13));
+
 INSTANTIATE_TEST_SUITE_P(Types, MlaFewRows, ::testing::ValuesIn(kInputs),
                          [](const auto& kind) { return std::string(kind.param.name); });
 

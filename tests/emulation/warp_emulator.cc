@@ -167,7 +167,7 @@ void complete(const Box& copy) {
               element += c * static_cast<int64_t>(map.strides[d]);
             }
             uint32_t to = copy.shared + linear;
-            to ^= map.side_by_side == 128 ? (to >> 7 & 7) << 4 : (to >> 7 & 3) << 4;
+            if (map.side_by_side > 0) to ^= map.side_by_side == 128 ? (to >> 7 & 7) << 4 : (to >> 7 & 3) << 4;
             if (copy.store) {
               if (inside) std::memcpy(element, grid->base + to, map.bytes);
             } else if (inside) {
@@ -452,12 +452,13 @@ CUresult encode_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
                     CUtensorMapFloatOOBfill fill) {
   static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap));
   const uint16_t bytes = type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : 2;
-  const uint16_t side_by_side = swizzle == CU_TENSOR_MAP_SWIZZLE_128B ? 128 : 64;
+  const bool exchanges = swizzle != CU_TENSOR_MAP_SWIZZLE_NONE;
+  const uint16_t side_by_side = !exchanges ? 0 : swizzle == CU_TENSOR_MAP_SWIZZLE_128B ? 128 : 64;
   if ((type != CU_TENSOR_MAP_DATA_TYPE_UINT16 && type != CU_TENSOR_MAP_DATA_TYPE_UINT8) || rank != 5 ||
       interleave != CU_TENSOR_MAP_INTERLEAVE_NONE ||
-      (swizzle != CU_TENSOR_MAP_SWIZZLE_128B && swizzle != CU_TENSOR_MAP_SWIZZLE_64B) ||
-      fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE || box[0] * bytes > side_by_side ||
-      reinterpret_cast<uintptr_t>(data) % 16 != 0) {
+      (exchanges && swizzle != CU_TENSOR_MAP_SWIZZLE_128B && swizzle != CU_TENSOR_MAP_SWIZZLE_64B) ||
+      fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE || (exchanges && box[0] * bytes > side_by_side) ||
+      box[0] * bytes % 16 != 0 || reinterpret_cast<uintptr_t>(data) % 16 != 0) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   TensorMap made{};
@@ -477,13 +478,26 @@ CUresult encode_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
   return CUDA_SUCCESS;
 }
 
+namespace {
+
+void check_box(uint32_t shared, const CUtensorMap& map) {
+  TensorMap read{};
+  std::memcpy(&read, &map, sizeof(read));
+  if (shared % 128 != 0) throw std::runtime_error("a box begins at no multiple of 128");
+  if (read.side_by_side > 0 && shared % 512 != 0) {
+    throw std::runtime_error("a box with exchanged pieces begins at no multiple of 512");
+  }
+}
+
+}  // namespace
+
 void copy_box(uint32_t shared, const CUtensorMap* map, uint32_t barrier, const int32_t (&at)[5]) {
-  if (shared % 512 != 0) throw std::runtime_error("a box with exchanged pieces begins at no multiple of 512");
+  check_box(shared, *map);
   begin({*map, {at[0], at[1], at[2], at[3], at[4]}, shared, barrier, grid->current, false}, grid->boxes);
 }
 
 void store_box(const CUtensorMap* map, uint32_t shared, const int32_t (&at)[5]) {
-  if (shared % 512 != 0) throw std::runtime_error("a box with exchanged pieces begins at no multiple of 512");
+  check_box(shared, *map);
   begin({*map, {at[0], at[1], at[2], at[3], at[4]}, shared, 0, grid->current, true}, grid->boxes);
 }
 

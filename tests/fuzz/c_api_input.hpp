@@ -84,7 +84,16 @@ inline folio_attention_config take_config(FuzzInput& input) {
   config.features = input.take<uint8_t>() % 128;
   config.attention_chunk = input.take_between(0, 20);
   config.determinism = input.take_between(0, 3);
-  if (input.take<uint8_t>() % 8 == 0) config.kv_format = FOLIO_KV_CPU_PACKED;
+  const auto format = input.take<uint8_t>();
+  if (format % 8 == 0) config.kv_format = FOLIO_KV_CPU_PACKED;
+  if (format % 16 == 1) {
+    config.kv_format = FOLIO_KV_FP8_DS_MLA;
+    config.kv = FOLIO_DTYPE_FLOAT8_E4M3;
+    config.num_q_heads /= config.num_kv_heads;
+    config.num_kv_heads = 1;
+    config.head_dim_qk = 576;
+    config.head_dim_v = 512;
+  }
   for (int32_t* field : {&config.num_q_heads, &config.num_kv_heads, &config.head_dim_qk, &config.head_dim_v,
                          &config.kv_format, &config.page_size, &config.mask, &config.window_left, &config.window_right,
                          &config.determinism, &config.attention_chunk, &config.span_window_left}) {
@@ -256,6 +265,12 @@ inline folio_kv_cache_view take_cache(FuzzInput& input, Memory& memory, const fo
   const folio_kv_cache_shape shape{input.take_between(1, 12), config.page_size,  config.num_kv_heads,
                                    config.head_dim_qk,        config.head_dim_v, config.kv};
   folio_kv_cache_view view{};
+  if (config.kv_format == FOLIO_KV_FP8_DS_MLA) {
+    constexpr int64_t kRowBytes = 656;
+    void* rows = memory.get(shape.num_pages * std::max(config.page_size, 1), kRowBytes);
+    ok(folio_make_fp8_ds_mla_view(shape.num_pages, config.page_size, rows, &view));
+    return view;
+  }
   int64_t k = 0;
   int64_t v = 0;
   if (!ok(folio_kv_cache_elements(&shape, &k, &v))) return view;
@@ -283,7 +298,10 @@ inline folio_kv_cache_view take_cache(FuzzInput& input, Memory& memory, const fo
   for (int32_t* field : {&view.page_size, &view.num_kv_heads, &view.head_dim_qk, &view.head_dim_v}) {
     if (input.take<uint8_t>() % 64 == 0) *field = std::min<int32_t>(*field, input.take<int8_t>());
   }
-  if (view.format == FOLIO_KV_STRIDED && input.take<uint8_t>() % 64 == 0) view.format = input.take<int8_t>();
+  // Nor has this memory the rows of another format.
+  const auto format =
+      static_cast<folio_kv_format>(input.take<uint8_t>() % 64 == 0 ? input.take<int8_t>() : view.format);
+  if (view.format == FOLIO_KV_STRIDED && format != FOLIO_KV_FP8_DS_MLA) view.format = format;
   return view;
 }
 

@@ -32,6 +32,18 @@ plant(rule, "scales-in-memory-unchecked", ARGS, "if (scale.data == nullptr || !r
       "if (scale.data == nullptr || readable) return;")
 plant(rule, "negative-page-counts", ROWS, "require(pages >= 0,", "require(true,")
 
+rule = "rows of fp8_ds_mla"
+ROWS_OF_CACHES = "src/kernels/cpu/generic/cache/convert_rows.cc"
+plant(rule, "blocks-share-the-first-scale", "src/kernels/cpu/generic/producer.hpp", "row + kDsMlaScalesOffset + 4 * block",
+      "row + kDsMlaScalesOffset")
+plant(rule, "infinities-make-the-scale", ROWS_OF_CACHES, "if (std::isfinite(value)) most", "most")
+plant(rule, "zeros-have-no-scale", ROWS_OF_CACHES, "std::max(most / kLargestE4M3, std::numeric_limits<float>::min())",
+      "most / kLargestE4M3")
+plant(rule, "rope-read-from-the-scales", ROWS_OF_CACHES, "from + kDsMlaRopeOffset, elements", "from + kDsMlaScalesOffset, elements")
+plant(rule, "rows-without-their-ends", KVCACHE + "strided_set.cc", "cache.format == KvFormat::kFp8DsMla ? kDsMlaRowBytes : ", "")
+plant(rule, "scales-of-writes-ignored", ATTENTION + "cache_args.cc", "  return cache.format == KvFormat::kFp8DsMla;\n",
+      "  return false;\n")
+
 rule = "outputs lie apart"
 plant(rule, "caches-may-be-written", ALIASING, 'outputs.apart_from("the K cache", kvcache::k_set(args.cache));', "")
 plant(rule, "inputs-in-the-workspace", ALIASING, 'outputs.add("the workspace", bytes_set(workspace.data', 'outputs.add("the workspace", bytes_set(nullptr')

@@ -87,6 +87,9 @@ def make_config(maker):
         if some(True, False, False):
             features = feature if features is None else features | feature
     packed = some(True, False, False, False) and q != folio.float32
+    ds_mla = {} if packed or some(True, True, True, False) else {
+        "num_q_heads": some(1, 2, 5), "num_kv_heads": 1, "head_dim_qk": 576, "head_dim_v": 512,
+        "kv": folio.float8_e4m3fn, "kv_format": folio.KvFormat.FP8_DS_MLA}
     return {
         "num_q_heads": kv_heads * some(1, 2, 5), "num_kv_heads": kv_heads, "head_dim_qk": some(8, 32, 64, 72),
         "head_dim_v": some(8, 24, 64), "q": q, "kv": some(q, q, folio.float8_e4m3fn, folio.float8_e5m2),
@@ -96,7 +99,7 @@ def make_config(maker):
         "mask": mask, "attention_chunk": some(0, 0, 7, 64),
         "window_left": some(-1, -1, 0, 5, 40), "window_right": some(-1, -1, 0, 3), "features": features,
         "determinism": some(*folio.Determinism.__members__.values()),
-    }
+    } | ds_mla
 
 
 def make_rules(maker, op, q_len):
@@ -117,6 +120,11 @@ def make_rules(maker, op, q_len):
 def make_cache(maker, config, pages):
     element = ELEMENTS[config["kv"]]
     heads, size, dims = config["num_kv_heads"], config["page_size"], (config["head_dim_qk"], config["head_dim_v"])
+    if config["kv_format"] == folio.KvFormat.FP8_DS_MLA:
+        rows, k = np.zeros((pages, size, 656), np.uint8), maker.values(pages * size, 1, dims[0])
+        slots, context = np.arange(pages * size), folio.Context.cpu(num_threads=1)
+        folio.write_kv_cache(context, folio.CacheWriteArgs(k, None, slots, folio.make_fp8_ds_mla_view(rows)))
+        return k, k[..., :dims[1]], lambda k, v: folio.make_fp8_ds_mla_view(maker.give(rows))
     if config["kv_format"] == folio.KvFormat.CPU_PACKED:
         k = maker.values(pages, heads, size, dims[0], element=element)
         return k, maker.values(pages, heads, size // 2, dims[1], 2, element=element), folio.make_cpu_packed_view

@@ -93,3 +93,55 @@ def test_refusals():
     with pytest.raises(folio.InvalidArgument, match=r"status is int64 \[1\]; it is one int32"):
         folio.CacheWriteArgs(k, v, np.arange(3), cache, status=flag.astype(np.int64))
     assert not memory[0].any() and not flag.any()
+
+
+def ds_mla_rows(tokens, seed):
+    """Rows of fp8_ds_mla as FlashMLA documents them, and the keys that they hold, in float64."""
+    random = np.random.default_rng(seed)
+    latents = (100 * random.standard_normal((tokens, 512))).astype(ml_dtypes.float8_e4m3fn)
+    scales = random.uniform(0.005, 0.02, (tokens, 4)).astype(np.float32)
+    rope = random.standard_normal((tokens, 64)).astype(ml_dtypes.bfloat16)
+    rows = np.concatenate([latents.view(np.uint8), scales.view(np.uint8), rope.view(np.uint8)], axis=1)
+    keys = np.concatenate([latents.astype(np.float64) * np.repeat(scales.astype(np.float64), 128, axis=1),
+                           rope.astype(np.float64)], axis=1)
+    return rows, keys
+
+
+def test_decode_over_rows_of_ds_mla():
+    heads, lengths = 4, [37, 1]
+    rows, keys = ds_mla_rows(64, 5)
+    queries = np.random.default_rng(6).standard_normal((2, heads, 576)).astype(ml_dtypes.bfloat16)
+    config = folio.AttentionConfig(num_q_heads=heads, num_kv_heads=1, head_dim_qk=576, head_dim_v=512,
+                                   q=folio.bfloat16, kv=folio.float8_e4m3fn, out=folio.float32, page_size=16,
+                                   kv_format="fp8_ds_mla")
+    op = folio.prepare(folio.Context.cpu(num_threads=2), config)
+    assert op.kv_dtype == folio.float32
+    plan = folio.plan(op, folio.BatchView([0, 1, 2], [folio.KvSegment(lengths)]), folio.make_plan_buffer(op))
+    for shape in ((4, 16, 656), (4, 16, 1, 656)):
+        out = np.empty((2, heads, 512), np.float32)
+        segment = folio.SegmentArgs(folio.make_fp8_ds_mla_view(rows.reshape(shape)),
+                                    folio.dense_table([[2, 0, 1], [3, -1, -1]]))
+        workspace = folio.Workspace(folio.workspace_size(op))
+        folio.run(plan, folio.AttentionArgs(queries, out, [segment]), workspace)
+        for request, pages in enumerate([[2, 0, 1], [3]]):
+            seen = keys.reshape(4, 16, 576)[pages].reshape(-1, 576)[:lengths[request]]
+            logits = queries[request].astype(np.float64) @ seen.T / 24.0
+            p = np.exp(logits - logits.max(axis=1, keepdims=True))
+            np.testing.assert_allclose(out[request], p / p.sum(axis=1, keepdims=True) @ seen[:, :512], atol=2e-5)
+
+
+def test_rows_of_ds_mla_get_scales_of_their_own():
+    rows = np.zeros((2, 8, 656), np.uint8)
+    _, keys = ds_mla_rows(5, 7)
+    cache = folio.make_fp8_ds_mla_view(rows)
+    args = folio.CacheWriteArgs(keys.reshape(5, 1, 576).astype(np.float32), None, [0, 9, 3, -1, 15], cache)
+    folio.write_kv_cache(folio.Context.cpu(), args)
+    written = rows.reshape(16, 656)[[0, 9, 3, 15]]
+    wanted = keys[[0, 1, 2, 4]].astype(np.float32)
+    scales = np.ascontiguousarray(written[:, 512:528]).view(np.float32)
+    np.testing.assert_array_equal(scales, np.abs(wanted[:, :512]).reshape(4, 4, 128).max(axis=2) / np.float32(448))
+    latents = np.ascontiguousarray(written[:, :512]).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    np.testing.assert_allclose(latents * np.repeat(scales, 128, axis=1), wanted[:, :512], rtol=0.0626, atol=1e-4)
+    for shape, change in (((2, 8, 655), "656"), ((2, 8, 2, 656), "656"), ((16, 656), "656")):
+        with pytest.raises(folio.InvalidArgument, match=change):
+            folio.make_fp8_ds_mla_view(np.zeros(shape, np.uint8))

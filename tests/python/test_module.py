@@ -25,7 +25,7 @@ def python_name(enum, enumerator):
         return None
     if enum == "DType":
         return DTYPES[enumerator]
-    return "TWO" if enumerator == "k2" else re.sub(r"(?<=[a-z])(?=[A-Z])", "_", enumerator[1:]).upper()
+    return "TWO" if enumerator == "k2" else re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=Fp8)", "_", enumerator[1:]).upper()
 
 
 def test_every_public_enumerator_is_there():

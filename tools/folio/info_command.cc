@@ -55,7 +55,7 @@ int show_info(const InfoFlags& flags) {
         {"yardstick_isa", replay::yardstick_isa()},
         {"kernel", chosen},
         {"fp8_mma", fp8_mma},
-        {"recommended", {{"kv_format", replay::to_string(advice.format)}, {"page_size", advice.page_size}}}};
+        {"recommended", {{"kv_format", to_string(advice.format)}, {"page_size", advice.page_size}}}};
     for (const KernelAnswer& answer : answers) {
       json["kernels"].push_back({{"name", answer.name}, {"available", answer.available}, {"refusal", answer.refusal}});
     }
@@ -71,8 +71,8 @@ int show_info(const InfoFlags& flags) {
   }
   fmt::print("  asked for   {} q heads, {} kv heads, head dim {}/{}, q {}, kv {} {}, page {}, {}\n", config.num_q_heads,
              config.num_kv_heads, config.head_dim_qk, config.head_dim_v, to_string(config.q), to_string(config.kv),
-             replay::to_string(config.kv_format), config.page_size, replay::to_string(config.determinism));
-  fmt::print("  recommended {} pages of {} tokens\n", replay::to_string(advice.format), advice.page_size);
+             to_string(config.kv_format), config.page_size, replay::to_string(config.determinism));
+  fmt::print("  recommended {} pages of {} tokens\n", to_string(advice.format), advice.page_size);
   fmt::print("  kernel      {}{}\n", chosen.empty() ? "none takes this" : chosen, fp8_mma ? ", FP8 MMA" : "");
   if (flags.explain) {
     for (const KernelAnswer& answer : answers) {

@@ -76,14 +76,6 @@ std::string_view to_string(Determinism determinism) {
   return "invalid";
 }
 
-std::string_view to_string(KvFormat format) {
-  switch (format) {
-    case KvFormat::kStrided: return "strided";
-    case KvFormat::kCpuPacked: return "cpu-packed";
-  }
-  return "invalid";
-}
-
 std::string progress_line(const ReplayProgress& p) {
   return fmt::format(
       "{}/{} requests, {} running, {} waiting, {} tokens, {} from the cache, {:.0f} tokens/s, t = {:.0f} s", p.finished,

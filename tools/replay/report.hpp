@@ -19,7 +19,4 @@ std::string progress_line(const ReplayProgress& progress);
 /// "none", "run-to-run", "batch-invariant", "schedule-invariant".
 std::string_view to_string(Determinism determinism);
 
-/// "strided", "cpu-packed".
-std::string_view to_string(KvFormat format);
-
 }  // namespace folio::replay

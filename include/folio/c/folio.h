@@ -57,7 +57,7 @@ enum {
 };
 
 typedef int32_t folio_kv_format;
-enum { FOLIO_KV_STRIDED = 0, FOLIO_KV_CPU_PACKED = 1 };
+enum { FOLIO_KV_STRIDED = 0, FOLIO_KV_CPU_PACKED = 1, FOLIO_KV_FP8_DS_MLA = 2 };
 
 typedef int32_t folio_mask_kind;
 enum { FOLIO_MASK_NONE = 0, FOLIO_MASK_CAUSAL = 1, FOLIO_MASK_CUSTOM = 2 };
@@ -472,6 +472,10 @@ FOLIO_C_API folio_status folio_make_nhd_view(const folio_kv_cache_shape* shape, 
 FOLIO_C_API folio_status folio_make_hnd_view(const folio_kv_cache_shape* shape, void* k, void* v,
                                              folio_kv_cache_view* view) FOLIO_C_NOEXCEPT;
 FOLIO_C_API folio_status folio_make_cpu_packed_view(const folio_kv_cache_shape* shape, void* k, void* v,
+                                                    folio_kv_cache_view* view) FOLIO_C_NOEXCEPT;
+/* A view over rows of FOLIO_KV_FP8_DS_MLA, [num_pages][page_size][656 bytes], at a multiple of 16 bytes; see
+ * folio::make_fp8_ds_mla_view. */
+FOLIO_C_API folio_status folio_make_fp8_ds_mla_view(int64_t num_pages, int32_t page_size, void* data,
                                                     folio_kv_cache_view* view) FOLIO_C_NOEXCEPT;
 /* The KV format and page size that run fastest here: what an engine should allocate. */
 FOLIO_C_API folio_status folio_recommended_kv_format(const folio_attention_config* config, const folio_context* context,

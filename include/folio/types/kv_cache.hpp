@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "folio/types/dtype.hpp"
 #include "folio/types/tensor_view.hpp"
@@ -16,7 +17,20 @@ enum class KvFormat : int32_t {
   /// [head][token / 2][head_dim_v][2], two neighbouring tokens side by side. Page sizes even, 16 or more; 16-bit and
   /// fp8.
   kCpuPacked = 1,
+  /// DeepSeek's rows of fp8 latents for MLA (V3.2; vLLM's `fp8_ds_mla`): a token has 656 bytes, folio/types/ds_mla.hpp.
+  /// One KV head, head dimensions 576/512, dtype fp8_e4m3; V lies in K. Page and token strides are bytes.
+  kFp8DsMla = 2,
 };
+
+/// "strided", "cpu_packed", "fp8_ds_mla"; "invalid" for any other value.
+constexpr std::string_view to_string(KvFormat format) noexcept {
+  switch (format) {
+    case KvFormat::kStrided: return "strided";
+    case KvFormat::kCpuPacked: return "cpu_packed";
+    case KvFormat::kFp8DsMla: return "fp8_ds_mla";
+  }
+  return "invalid";
+}
 
 /// Element strides of one of the two halves of a KV cache.
 struct KvStrides {
@@ -28,7 +42,8 @@ struct KvStrides {
 /// A borrowed paged KV cache of one layer. Token t of page p, head h, component d of K lies at
 /// k + p*k_strides.page + t*k_strides.token + h*k_strides.head + d (elements; 64-bit arithmetic); V likewise, but in
 /// the packed format V's element is v + p*page + (t/2)*token + h*head + 2*d + t%2. `v` may point into `k` (V aliasing
-/// K). The makers in folio/kv_cache.hpp fill the strides. Attention only reads through it; cache writes write.
+/// K). In kFp8DsMla the token's row begins there, v is k and the strides are equal. The makers in folio/kv_cache.hpp
+/// fill the strides. Attention only reads through it; cache writes write.
 struct KvCacheView {
   KvFormat format = KvFormat::kStrided;
   DType dtype = DType::kUnset;

@@ -43,6 +43,7 @@ struct SegmentParams {
   int32_t num_rows = 0;  ///< paged: of the table; where `indptr` is set, it has one entry more
   Scale k_scale;
   Scale v_scale;
+  bool ds_mla = false;      ///< rows of KvFormat::kFp8DsMla; strides are bytes, dtype is fp8_e4m3
   bool wide = false;        ///< every head of every token begins at a multiple of eight elements' size
   int32_t num_indices = 0;  ///< paged: entries that `indices` has at least
 };
@@ -101,6 +102,7 @@ struct LaunchShape {
   DType q = DType::kUnset;
   DType kv = DType::kUnset;
   DType ragged_kv = DType::kUnset;
+  bool ds_mla = false;  ///< the config's format is kFp8DsMla
   int32_t num_workers = 0;
   bool combine = true;           ///< false: nothing was split, or the kernel combines splits itself
   int32_t max_rows = INT32_MAX;  ///< no work tile has more packed rows
@@ -116,6 +118,9 @@ struct AttentionKernel {
   scheduler::TileShape (*tile)(const AttentionConfig& config);
   /// What p is rounded to before GEMM1 multiplies it by V: kFloat32 (not at all), kFloat16 or kBFloat16.
   DType (*p_dtype)(const AttentionConfig& config);
+  /// What keys and values of KvFormat::kFp8DsMla are rounded to behind their scales: kFloat32 (not at all) or
+  /// kBFloat16.
+  DType ds_mla_dtype = DType::kFloat32;
   /// Of what it takes: where it is better than the kernels behind it, by measurement. Null: everywhere.
   bool (*preferred)(const AttentionConfig& config) = nullptr;
   int32_t workers_per_sm = 1;

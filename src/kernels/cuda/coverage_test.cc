@@ -137,7 +137,7 @@ TEST(CudaCoverage, WhatIsRefusedSaysWhatIsOffered) {
     EXPECT_EQ(plain::refusal(config), text);
     EXPECT_FALSE(sm80::refusal(config).empty());
   };
-  expect("kv_format is kCpuPacked; kernels on a GPU take kStrided",
+  expect("kv_format is cpu_packed; this kernel takes strided and fp8_ds_mla caches",
          [](AttentionConfig& c) { c.kv_format = KvFormat::kCpuPacked; });
   expect("head_dim_qk is 100; cuda-plain takes multiples of 8 up to 576",
          [](AttentionConfig& c) { c.head_dim_qk = 100; });

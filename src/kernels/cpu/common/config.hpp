@@ -31,6 +31,7 @@ inline constexpr float kLog2E = 1.44269504088896341f;
 struct KvOperand {
   DType dtype = DType::kUnset;
   bool packed_v = false;  ///< V in token pairs (KvFormat::kCpuPacked)
+  bool ds_mla = false;    ///< rows of KvFormat::kFp8DsMla
   int32_t kv_begin = 0;   ///< local tokens [kv_begin, kv_end) are the work tile's
   int32_t kv_end = 0;
   const unsigned char* k = nullptr;  ///< token 0 of page 0, this head; without pages: local token 0
@@ -81,6 +82,7 @@ struct TileScratch {
   const unsigned char** rows = nullptr;  ///< [4, kTileTokens]: K and V rows of this KV tile and the next
   const unsigned char* zeros = nullptr;  ///< a row of K, of V, or a pair of V rows that is all zeros
   unsigned char* pairs = nullptr;        ///< [2, 2] pairs of V rows, v_stride floats each: copies at a range's ends
+  float* decoded = nullptr;              ///< [kTileTokens, qk_stride]: rows of KvFormat::kFp8DsMla as floats
   unsigned char* collective = nullptr;   ///< Collective::scratch_bytes
   double* rope = nullptr;                ///< WorkTileParams::rope
 };
@@ -125,6 +127,8 @@ struct Collective {
   bool (*store_row)(const float* acc, float factor, DType dtype, int32_t n, void* to) noexcept = nullptr;
   /// Whether it applies WorkTileParams::rope.
   bool applies_rope = false;
+  /// Whether it takes KvOperand::ds_mla.
+  bool decodes_ds_mla = false;
   /// The mainloop takes several heads, KV tile by KV tile, one head after the other. That is faster for work tiles of
   /// at least so many rows; 0 = it takes one.
   int32_t min_rows_of_heads = 0;

@@ -39,7 +39,7 @@ class Carver {
 
 }  // namespace
 
-std::string refusal(const AttentionConfig& config, bool applies_rope) {
+std::string refusal(const AttentionConfig& config, bool applies_rope, bool decodes_ds_mla) {
   std::string why = refuse_head_dim("head_dim_qk", config.head_dim_qk, kMaxHeadDimQk);
   if (why.empty()) why = refuse_head_dim("head_dim_v", config.head_dim_v, kMaxHeadDimV);
   if (!why.empty()) return why;
@@ -64,6 +64,9 @@ std::string refusal(const AttentionConfig& config, bool applies_rope) {
     return "Feature::kRopeLlama is asked for; this kernel applies no rotary embedding: rotate q and K before the call, "
            "or "
            "use the generic kernels";
+  }
+  if (config.kv_format == KvFormat::kFp8DsMla && !decodes_ds_mla) {
+    return "kv_format is fp8_ds_mla; this kernel takes strided and packed caches, the generic kernels take fp8_ds_mla";
   }
   if (config.kv_format == KvFormat::kCpuPacked && config.kv == DType::kFloat32) {
     return "kv_format is kCpuPacked with float32; packed caches are 16-bit or fp8";
@@ -125,6 +128,7 @@ WorkerScratch carve_scratch(const AttentionConfig& config, const scheduler::Tile
   if (zero_bytes != nullptr) std::fill_n(zero_bytes, zeros, static_cast<unsigned char>(0));
   scratch.tile.zeros = zero_bytes;
   scratch.tile.pairs = carver.take<unsigned char>(4 * sizeof(float) * v);
+  if (config.kv_format == KvFormat::kFp8DsMla) scratch.tile.decoded = carver.take<float>(tokens * qk);
   scratch.tile.collective = carver.take<unsigned char>(collective_scratch_bytes);
   if (config.features.has(Feature::kRopeLlama)) {
     scratch.tile.rope = carver.take<double>(static_cast<size_t>(padded(config.head_dim_qk / 2, kDimPadding)));

@@ -15,8 +15,8 @@
 ///   epilogue.cc   normalizes and stores finished rows; stores and combines partials
 namespace folio::inline v0::kernels::cpu {
 
-/// Empty if the common loop takes the configuration. `applies_rope`: Collective::applies_rope.
-std::string refusal(const AttentionConfig& config, bool applies_rope);
+/// Empty if the common loop takes the configuration with a collective of these properties.
+std::string refusal(const AttentionConfig& config, bool applies_rope, bool decodes_ds_mla = false);
 scheduler::TileShape tile(const AttentionConfig& config);
 size_t scratch_bytes(const AttentionConfig& config, const scheduler::TileShape& shape);
 
@@ -62,7 +62,10 @@ AttentionKernel attention_kernel(const char* name, std::string (*unavailable)(co
                                  KvFormat best_format) {
   return {.name = name,
           .unavailable = unavailable,
-          .refusal = [](const AttentionConfig& config) { return refusal(config, kCollective.applies_rope); },
+          .refusal =
+              [](const AttentionConfig& config) {
+                return refusal(config, kCollective.applies_rope, kCollective.decodes_ds_mla);
+              },
           .tile = tile,
           .scratch_bytes = scratch_bytes,
           .run_worker = [](const AttentionParams& params,

@@ -75,6 +75,7 @@ KvOperand bind_kv(const AttentionParams& params, const scheduler::WorkTile& tile
   const int64_t row = tile.kv_row;
   kv.dtype = cache.dtype;
   kv.packed_v = cache.format == KvFormat::kCpuPacked;
+  kv.ds_mla = cache.format == KvFormat::kFp8DsMla;
   kv.k = bytes_at(cache.k, tile.kv_head * cache.k_strides.head, cache.dtype);
   kv.v = bytes_at(cache.v, tile.kv_head * cache.v_strides.head, cache.dtype);
   kv.page_size = cache.page_size;

@@ -19,7 +19,8 @@
 /// memory. Both do the same operations in the same order, so that their bits are equal.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
-template <DType kType>
+/// `kDsMla`: K and V are rows of KvFormat::kFp8DsMla, which become rows of kType, floats, KV tile by KV tile.
+template <DType kType, bool kDsMla = false>
 static void mainloop_as(const WorkTileParams* heads, int32_t num_heads) {
   const KvOperand& kv = heads[0].kv;
   const TileScratch& scratch = heads[0].scratch;
@@ -29,7 +30,7 @@ static void mainloop_as(const WorkTileParams* heads, int32_t num_heads) {
     located[i].rows = {rows, rows + kTileTokens, scratch.pairs + 8 * i * heads[0].v_stride};
     located[i].visible = scratch.visible + i * padded_rows(heads[0].num_rows);
   }
-  const auto k_bytes = static_cast<int32_t>(heads[0].head_dim_qk * element_bytes(kType));
+  const auto k_bytes = kDsMla ? kDsMlaRowBytes : static_cast<int32_t>(heads[0].head_dim_qk * element_bytes(kType));
   const auto v_bytes = static_cast<int32_t>(heads[0].head_dim_v * element_bytes(kType));
   const int32_t v_pair_bytes = kv.packed_v ? v_bytes : 0;
   const bool v_is_k = kv.v >= kv.k && kv.v < kv.k + k_bytes;
@@ -40,6 +41,7 @@ static void mainloop_as(const WorkTileParams* heads, int32_t num_heads) {
     const LocatedTile& now = located[current];
     LocatedTile& next = located[current ^ 1];
     more = next_tile(heads, num_heads, now, head, next);
+    if constexpr (kDsMla) decode_ds_mla(work, now.rows);
     const Prefetch next_k{more ? next.rows.k : nullptr, 0, k_bytes, 0};
     const Prefetch v{v_is_k ? nullptr : now.rows.v, 0, v_bytes, v_pair_bytes};
     gemm_qk<kType>(work, now, num_heads > 1 ? next_k : v);
@@ -50,6 +52,7 @@ static void mainloop_as(const WorkTileParams* heads, int32_t num_heads) {
 }
 
 static void mainloop(const WorkTileParams* heads, int32_t num_heads) noexcept {
+  if (heads[0].kv.ds_mla) return mainloop_as<DType::kFloat32, true>(heads, num_heads);
   switch (heads[0].kv.dtype) {
     case DType::kFloat32: mainloop_as<DType::kFloat32>(heads, num_heads); break;
     case DType::kFloat16: mainloop_as<DType::kFloat16>(heads, num_heads); break;

@@ -1,9 +1,29 @@
 #pragma once
 
+#include "folio/types/ds_mla.hpp"
 #include "kernels/cpu/common/producer.hpp"
 
-/// Prefetch, and the rotary embedding of Q and K.
+/// Rows of KvFormat::kFp8DsMla, and the rotary embedding of Q and K.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
+
+/// Decodes the rows of a KV tile to floats in scratch memory, and lets `rows` point there: values are the first
+/// components of their keys. Rows of zeros stay zeros.
+static inline void decode_ds_mla(const WorkTileParams& work, const TilePointers& rows) {
+  for (int32_t t = 0; t < kTileTokens; ++t) {
+    const unsigned char* const row = rows.k[t];
+    float* const to = work.scratch.decoded + t * work.qk_stride;
+    for (int32_t block = 0; block < kDsMlaBlocks; ++block) {
+      float scale = 0.0f;
+      __builtin_memcpy(&scale, row + kDsMlaScalesOffset + 4 * block, sizeof(scale));
+      const Vec scales = splat(scale);
+      for (int32_t d = block * kDsMlaBlockDim; d < (block + 1) * kDsMlaBlockDim; d += kLanes) {
+        store(to + d, load_elements<DType::kFloat8E4M3>(row + d) * scales);
+      }
+    }
+    convert_row<DType::kBFloat16>(row + kDsMlaRopeOffset, kDsMlaRopeDim, to + kDsMlaLatentDim);
+    rows.k[t] = rows.v[t] = reinterpret_cast<const unsigned char*>(to);
+  }
+}
 
 /// Cosine and sine of a position's angles, each within 2^-22 of the exact value.
 struct Rotation {

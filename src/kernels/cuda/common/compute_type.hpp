@@ -1,10 +1,25 @@
 #pragma once
 
+#include <string>
+
+#include "core/error.hpp"
 #include "folio/types/dtype.hpp"
+#include "folio/types/kv_cache.hpp"
 #include "kernels/cuda/attention_kernel.hpp"
 
-/// The element types of MMAs, and of keys and values in shared memory.
+/// The element types of MMAs, of keys and values in shared memory, and refusals of formats.
 namespace folio::inline v0::kernels::cuda {
+
+/// Empty, or why a kernel that takes strided caches alone does not take this format.
+inline std::string refuse_unless_strided(KvFormat format) {
+  if (format == KvFormat::kStrided) return {};
+  return core::message("kv_format is ", to_string(format), "; this kernel takes strided caches");
+}
+/// The same for one that takes rows of fp8_ds_mla besides.
+inline std::string refuse_unless_strided_or_ds_mla(KvFormat format) {
+  if (format != KvFormat::kCpuPacked) return {};
+  return core::message("kv_format is ", to_string(format), "; this kernel takes strided and fp8_ds_mla caches");
+}
 
 constexpr bool is_16_bit(DType dtype) {
   return dtype == DType::kFloat16 || dtype == DType::kBFloat16;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "kernels/cuda/common/ds_mla.cuh"
 #include "kernels/cuda/common/nvfp4.cuh"
 #include "kernels/cuda/plain/rope.cuh"
 #include "kernels/cuda/plain/smem.cuh"
@@ -164,6 +165,15 @@ class PlainCta {
     }
   }
 
+  /// Component `d` of the row at `at`, as bits of component_dtype.
+  static __device__ uint32_t load_component(const SegmentParams& segment, const void* data, int64_t at, int32_t d) {
+    if (!segment.ds_mla) return load_bits(data, segment.dtype, at + d);
+    return __float_as_uint(load_ds_mla(static_cast<const std::byte*>(data) + at, d));
+  }
+  static __device__ DType component_dtype(const SegmentParams& segment) {
+    return segment.ds_mla ? DType::kFloat32 : segment.dtype;
+  }
+
   /// Pairs [first_pair, first_pair + kPairs) of K, rotated if asked for; zeros for tokens that are not read.
   __device__ void load_keys(const SegmentParams& segment, int32_t first, int32_t first_pair) {
     constexpr int32_t kStep = kThreads / kPairs;
@@ -176,14 +186,15 @@ class PlainCta {
     for (int32_t i = 0; i < kMine; ++i) {
       const int64_t at = storage_.key[begin + i * kStep];
       if (at == kUnread || d >= half_) continue;
-      bits[i][0] = load_bits(segment.k, segment.dtype, at + d);
-      bits[i][1] = load_bits(segment.k, segment.dtype, at + half_ + d);
+      bits[i][0] = load_component(segment, segment.k, at, d);
+      bits[i][1] = load_component(segment, segment.k, at, half_ + d);
     }
+    const DType dtype = component_dtype(segment);
     float* const to = memory_.k + begin * kKeyStride + pair;
 #pragma unroll
     for (int32_t i = 0; i < kMine; ++i) {
-      to[i * kStep * kKeyStride] = decode_bits(bits[i][0], segment.dtype);
-      to[i * kStep * kKeyStride + kPairs] = decode_bits(bits[i][1], segment.dtype);
+      to[i * kStep * kKeyStride] = decode_bits(bits[i][0], dtype);
+      to[i * kStep * kKeyStride + kPairs] = decode_bits(bits[i][1], dtype);
     }
     if (!params_.rope.on || d >= half_) return;
 #pragma unroll 1
@@ -288,14 +299,14 @@ class PlainCta {
 #pragma unroll
         for (int32_t p = 0; p < Parts; ++p) {
           const int32_t d = dim_ + p * kThreads;
-          if (at != kUnread && d < params_.head_dim_v) bits[t][p] = load_bits(segment.v, segment.dtype, at + d);
+          if (at != kUnread && d < params_.head_dim_v) bits[t][p] = load_component(segment, segment.v, at, d);
         }
       }
 #pragma unroll
       for (int32_t t = 0; t < kAhead; ++t) {
         float values[Parts];
 #pragma unroll
-        for (int32_t p = 0; p < Parts; ++p) values[p] = decode_bits(bits[t][p], segment.dtype);
+        for (int32_t p = 0; p < Parts; ++p) values[p] = decode_bits(bits[t][p], component_dtype(segment));
 #pragma unroll
         for (int32_t i = 0; i < kRows; ++i) {
           const int32_t row = first_row_ + i * row_groups_;

@@ -2,6 +2,7 @@
 
 #include "core/error.hpp"
 #include "folio/types/nvfp4.hpp"
+#include "kernels/cuda/common/compute_type.hpp"
 #include "kernels/cuda/plain/plain_kernel.hpp"
 
 namespace folio::inline v0::kernels::cuda::plain {
@@ -38,7 +39,8 @@ std::string refusal(const AttentionConfig& config) {
     return core::message("head_dim_v is ", config.head_dim_v, " with an NVFP4 output, which takes multiples of ",
                          kNvfp4BlockSize);
   }
-  if (config.kv_format != KvFormat::kStrided) return "kv_format is kCpuPacked; kernels on a GPU take kStrided";
+  why = refuse_unless_strided_or_ds_mla(config.kv_format);
+  if (!why.empty()) return why;
   return {};
 }
 

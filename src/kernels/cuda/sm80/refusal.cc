@@ -26,7 +26,8 @@ std::string refusal(const AttentionConfig& config) {
     return core::message("head_dim_v is ", config.head_dim_v, " with an NVFP4 output, which takes multiples of ",
                          kNvfp4BlockSize);
   }
-  if (config.kv_format != KvFormat::kStrided) return "kv_format is kCpuPacked; kernels on a GPU take kStrided";
+  why = refuse_unless_strided(config.kv_format);
+  if (!why.empty()) return why;
   if (config.features.has(Feature::kRopeLlama)) {
     return "Feature::kRopeLlama is asked for; cuda-sm80 applies no rotary embedding: rotate q and K before the call, "
            "or "

@@ -1,8 +1,11 @@
 #include "kernels/cpu/generic/cache/convert_rows.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
+#include "folio/types/ds_mla.hpp"
 #include "kernels/cpu/generic/cache/codec.hpp"
 
 namespace folio::inline v0::kernels::generic {
@@ -27,6 +30,45 @@ void convert_elements(const std::byte* from, std::byte* to, int64_t n, float fro
 template <int kBytes>
 void copy_elements(const std::byte* from, std::byte* to, int64_t n, float, float) noexcept {
   std::memcpy(to, from, static_cast<size_t>(n) * kBytes);
+}
+
+template <DType kTo>
+void decode_ds_mla(const std::byte* from, std::byte* to, int64_t n, float, float to_scale) noexcept {
+  const auto elements = [&](int64_t d) { return to + d * size_of(kTo); };
+  float values[kDsMlaBlockDim];
+  for (int64_t block = 0; block < kDsMlaBlocks; ++block) {
+    float scale = 0.0f;
+    std::memcpy(&scale, from + kDsMlaScalesOffset + 4 * block, sizeof(scale));
+    const int64_t d = block * kDsMlaBlockDim;
+    convert_elements<DType::kFloat8E4M3, DType::kFloat32>(from + d, reinterpret_cast<std::byte*>(values),
+                                                          kDsMlaBlockDim, scale, 1.0f);
+    convert_elements<DType::kFloat32, kTo>(reinterpret_cast<const std::byte*>(values), elements(d), kDsMlaBlockDim,
+                                           1.0f, to_scale);
+  }
+  if (n == kDsMlaLatentDim) return;
+  convert_elements<DType::kBFloat16, kTo>(from + kDsMlaRopeOffset, elements(kDsMlaLatentDim), kDsMlaRopeDim, 1.0f,
+                                          to_scale);
+}
+
+template <DType kFrom>
+void encode_ds_mla(const std::byte* from, std::byte* to, int64_t, float from_scale, float) noexcept {
+  constexpr float kLargestE4M3 = 448.0f;
+  const auto elements = [&](int64_t d) { return from + d * size_of(kFrom); };
+  float values[kDsMlaBlockDim];
+  auto* const floats = reinterpret_cast<std::byte*>(values);
+  for (int64_t block = 0; block < kDsMlaBlocks; ++block) {
+    const int64_t d = block * kDsMlaBlockDim;
+    convert_elements<kFrom, DType::kFloat32>(elements(d), floats, kDsMlaBlockDim, from_scale, 1.0f);
+    float most = 0.0f;
+    for (const float value : values) {
+      if (std::isfinite(value)) most = std::max(most, std::abs(value));
+    }
+    const float scale = std::max(most / kLargestE4M3, std::numeric_limits<float>::min());
+    convert_elements<DType::kFloat32, DType::kFloat8E4M3>(floats, to + d, kDsMlaBlockDim, 1.0f, scale);
+    std::memcpy(to + kDsMlaScalesOffset + 4 * block, &scale, sizeof(scale));
+  }
+  convert_elements<kFrom, DType::kFloat32>(elements(kDsMlaLatentDim), floats, kDsMlaRopeDim, from_scale, 1.0f);
+  convert_elements<DType::kFloat32, DType::kBFloat16>(floats, to + kDsMlaRopeOffset, kDsMlaRopeDim, 1.0f, 1.0f);
 }
 
 template <DType kFrom>
@@ -95,6 +137,38 @@ void interleave(const std::byte* even, const std::byte* odd, std::byte* to, int6
 
 RowConversion row_conversion(DType from, DType to, bool bitwise) noexcept {
   return {bitwise ? copy_function(size_of(from)) : convert_function(from, to), size_of(from), size_of(to)};
+}
+
+RowConversion ds_mla_decoding(DType to) noexcept {
+  const auto function = [&]() -> ConvertFunction {
+    switch (to) {
+      case DType::kFloat32: return decode_ds_mla<DType::kFloat32>;
+      case DType::kFloat16: return decode_ds_mla<DType::kFloat16>;
+      case DType::kBFloat16: return decode_ds_mla<DType::kBFloat16>;
+      case DType::kFloat8E4M3: return decode_ds_mla<DType::kFloat8E4M3>;
+      case DType::kFloat8E5M2: return decode_ds_mla<DType::kFloat8E5M2>;
+      case DType::kUnset:
+      case DType::kFloat4E2M1x2: break;
+    }
+    return nullptr;
+  };
+  return {function(), 1, size_of(to)};
+}
+
+RowConversion ds_mla_encoding(DType from) noexcept {
+  const auto function = [&]() -> ConvertFunction {
+    switch (from) {
+      case DType::kFloat32: return encode_ds_mla<DType::kFloat32>;
+      case DType::kFloat16: return encode_ds_mla<DType::kFloat16>;
+      case DType::kBFloat16: return encode_ds_mla<DType::kBFloat16>;
+      case DType::kFloat8E4M3: return encode_ds_mla<DType::kFloat8E4M3>;
+      case DType::kFloat8E5M2: return encode_ds_mla<DType::kFloat8E5M2>;
+      case DType::kUnset:
+      case DType::kFloat4E2M1x2: break;
+    }
+    return nullptr;
+  };
+  return {function(), size_of(from), 1};
 }
 
 void convert_row(const RowConversion& conversion, ConstRow from, Row to, int64_t n, float from_scale,

@@ -23,6 +23,12 @@ struct RowConversion {
 /// Equal types without `bitwise` are fp8 only: they change from one scale to another.
 RowConversion row_conversion(DType from, DType to, bool bitwise) noexcept;
 
+/// Rows of KvFormat::kFp8DsMla to rows of elements: n = 576, or 512 without the RoPE part.
+RowConversion ds_mla_decoding(DType to) noexcept;
+/// Rows of 576 elements to such rows. A block's scale is its largest finite magnitude / 448, at least the smallest
+/// normal float; values are saturated.
+RowConversion ds_mla_encoding(DType from) noexcept;
+
 /// One side of a row: its elements lie `step` (1 or 2) elements apart; 2 is one token of a packed V pair.
 struct ConstRow {
   const std::byte* data;

@@ -3,6 +3,7 @@
 #include "kernels/cuda/common/cache/move.hpp"
 #include "kernels/cuda/common/cache/shape.hpp"
 #include "kernels/cuda/common/division.hpp"
+#include "kernels/cuda/common/ds_mla.cuh"
 #include "kernels/cuda/common/kv_cache_views.cuh"
 #include "kernels/cuda/common/numeric_conversion.cuh"
 
@@ -80,8 +81,33 @@ class Convert {
   Divisor divisor_;
 };
 
-/// Moves a tile's first `num_tokens` tokens. The tile was written before the block's last barrier. A thread takes the
-/// same pieces of every token, so that what a piece and its head have in common is found once.
+/// Rows become rows of KvFormat::kFp8DsMla, or these become others. A warp moves a token.
+struct EncodeDsMla {
+  static constexpr bool kByWarps = true;
+  static __device__ void move(const MoveHalf& half, const std::byte* from, std::byte* to) {
+    const float factor = is_fp8(half.from.dtype) ? scale_at(half.from_scale, 0, 0) : 1.0f;
+    encode_ds_mla(from, half.from.dtype, factor, to);
+  }
+};
+struct DecodeDsMla {
+  static constexpr bool kByWarps = true;
+  static __device__ void move(const MoveHalf& half, const std::byte* from, std::byte* to) {
+    const float divisor = is_fp8(half.to.dtype) ? scale_at(half.to_scale, 0, 0) : 1.0f;
+    decode_ds_mla(from, to, half.to.dtype, half.head_dim, divisor);
+  }
+};
+
+/// Moves a tile's first `num_tokens` tokens. The tile was written before the block's last barrier.
+template <typename Move>
+requires(Move::kByWarps) __device__
+    inline void move_tile(const MoveHalf& half, const MoveTile& tile, uint32_t num_tokens) {
+  for (uint32_t token = threadIdx.x / 32; token < num_tokens; token += kMoveThreads / 32) {
+    if (tile.from[token] != nullptr) Move::move(half, tile.from[token], tile.to[token]);
+  }
+}
+
+/// The same. A thread takes the same pieces of every token, so that what a piece and its head have in common is found
+/// once.
 template <typename Move>
 __device__ inline void move_tile(const MoveHalf& half, const MoveTile& tile, uint32_t num_tokens) {
   constexpr int32_t kUnroll = Move::kInFlight;
@@ -138,6 +164,8 @@ void for_halves(const MoveParams& params, const Launch& launch) {
       case MoveKind::kSingle1: return launch(MoveType<Convert<1, 1>>{}, first, count);
       case MoveKind::kSingle2: return launch(MoveType<Convert<2, 1>>{}, first, count);
       case MoveKind::kSingle4: return launch(MoveType<Convert<4, 1>>{}, first, count);
+      case MoveKind::kEncodeDsMla: return launch(MoveType<EncodeDsMla>{}, first, count);
+      case MoveKind::kDecodeDsMla: return launch(MoveType<DecodeDsMla>{}, first, count);
     }
   };
   if (params.num_halves == 2 && move_kind(params.halves[0]) == move_kind(params.halves[1])) return launch_half(0, 2);

@@ -23,7 +23,8 @@ struct MoveSide {
   int64_t page_stride = 0;
   int64_t token_stride = 0;
   int64_t head_stride = 0;
-  int32_t step = 1;  ///< elements from a component to the next
+  int32_t step = 1;     ///< elements from a component to the next
+  bool ds_mla = false;  ///< rows of KvFormat::kFp8DsMla; strides are bytes
 };
 
 /// The K or the V half of a move: to = from * from_scale / to_scale, a scale counting only on a side that is fp8.

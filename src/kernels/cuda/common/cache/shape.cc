@@ -49,6 +49,8 @@ MoveKind move_kind(const MoveHalf& half) {
       default: return MoveKind::kCopy1;
     }
   }
+  if (half.to.ds_mla) return MoveKind::kEncodeDsMla;
+  if (half.from.ds_mla) return MoveKind::kDecodeDsMla;
   if (half.piece == 4) return bytes == 1 ? MoveKind::kQuad1 : MoveKind::kQuad2;
   const bool wide = half.piece == 8;
   switch (bytes) {

@@ -9,7 +9,8 @@ namespace folio::inline v0::kernels::cuda {
 inline constexpr int32_t kMoveThreads = 256;
 
 /// How a half's pieces move: as they are, 16, 4, 2 or 1 bytes at a time, or converted, eight elements at a time or one,
-/// from elements of 1, 2 or 4 bytes, or four that become 4 bytes each from 1 or 2.
+/// from elements of 1, 2 or 4 bytes, or four that become 4 bytes each from 1 or 2. Whole rows to or from those of
+/// KvFormat::kFp8DsMla.
 enum class MoveKind {
   kCopy16,
   kCopy4,
@@ -22,7 +23,9 @@ enum class MoveKind {
   kQuad2,
   kSingle1,
   kSingle2,
-  kSingle4
+  kSingle4,
+  kEncodeDsMla,
+  kDecodeDsMla
 };
 MoveKind move_kind(const MoveHalf& half);
 

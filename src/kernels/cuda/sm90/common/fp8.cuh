@@ -83,6 +83,15 @@ __device__ __forceinline__ void to_float16(uint4& chunk, int32_t exponent) {
   }
 }
 
+/// Divides a chunk of bfloat16 by 2^exponent.
+__device__ __forceinline__ void divide_bfloat16(uint4& chunk, int32_t exponent) {
+  const float by = power_of_two(-exponent);
+#pragma unroll
+  for (uint32_t* const pair : {&chunk.x, &chunk.y, &chunk.z, &chunk.w}) {
+    *pair = ptx::pack_two<__nv_bfloat16>(__uint_as_float(*pair << 16) * by, __uint_as_float(*pair & 0xffff0000u) * by);
+  }
+}
+
 /// Two pairs of float16 as pairs of `T`. Exact for what was fp8.
 template <typename T>
 __device__ __forceinline__ void from_float16(uint32_t& first, uint32_t& second) {
@@ -94,11 +103,20 @@ __device__ __forceinline__ void from_float16(uint32_t& first, uint32_t& second) 
   }
 }
 
-/// Writes a lane's chunk, dequantized without its scale, to the atom of 16-bit elements at `atom`.
-template <typename T, Fp8 kFp8>
-__device__ __forceinline__ void store_dequantized(uint32_t atom, const Fp8Lane& lane, const uint4& fp8) {
+__device__ __forceinline__ uint32_t multiply_halves(uint32_t pair, __half2 by) {
+  const __half2 product = __hmul2(*reinterpret_cast<const __half2*>(&pair), by);
+  return *reinterpret_cast<const uint32_t*>(&product);
+}
+
+/// A lane's chunk of fp8 data as 16-bit elements.
+struct Dequantized {
   uint4 first;
   uint4 second;
+};
+template <typename T, Fp8 kFp8>
+__device__ __forceinline__ Dequantized dequantized(const uint4& fp8) {
+  Dequantized chunk;
+  auto& [first, second] = chunk;
   upcast_fp8x4<kFp8>(fp8.x, first.x, first.y);
   upcast_fp8x4<kFp8>(fp8.y, first.z, first.w);
   upcast_fp8x4<kFp8>(fp8.z, second.x, second.y);
@@ -107,10 +125,38 @@ __device__ __forceinline__ void store_dequantized(uint32_t atom, const Fp8Lane& 
   from_float16<T>(first.z, first.w);
   from_float16<T>(second.x, second.y);
   from_float16<T>(second.z, second.w);
+  return chunk;
+}
+/// The same, e4m3 values times `scale`, rounded to `T`. float16: so is `scale`.
+template <typename T>
+__device__ __forceinline__ Dequantized dequantized(const uint4& fp8, float scale) {
+  Dequantized chunk;
+  const uint32_t words[4] = {fp8.x, fp8.y, fp8.z, fp8.w};
+  uint32_t pairs[8];
+#pragma unroll
+  for (int32_t i = 0; i < 4; ++i) upcast_fp8x4<Fp8::kE4M3>(words[i], pairs[2 * i], pairs[2 * i + 1]);
+  if constexpr (std::is_same_v<T, __half>) {
+    const __half2 by = __float2half2_rn(scale);
+#pragma unroll
+    for (uint32_t& pair : pairs) pair = multiply_halves(pair, by);
+  } else {
+#pragma unroll
+    for (uint32_t& pair : pairs) {
+      const float2 wide = __half22float2(*reinterpret_cast<const __half2*>(&pair));
+      pair = ptx::pack_two<T>(wide.x * scale, wide.y * scale);
+    }
+  }
+  chunk.first = uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
+  chunk.second = uint4{pairs[4], pairs[5], pairs[6], pairs[7]};
+  return chunk;
+}
+
+/// Writes it to the atom of 16-bit elements at `atom`.
+__device__ __forceinline__ void store_dequantized(uint32_t atom, const Fp8Lane& lane, const Dequantized& chunk) {
   const uint32_t row = atom + static_cast<uint32_t>(lane.row * 128);
   const auto at = static_cast<uint32_t>(((2 * lane.chunk) ^ lane.row) * 16);
-  ptx::st_shared_16(row + at, first);
-  ptx::st_shared_16(row + (at ^ 16u), second);
+  ptx::st_shared_16(row + at, chunk.first);
+  ptx::st_shared_16(row + (at ^ 16u), chunk.second);
 }
 
 }  // namespace folio::inline v0::kernels::cuda::sm90

@@ -32,6 +32,18 @@ __device__ __forceinline__ bool has_nonfinite(const uint4& fp8) {
           nonfinite_mask<__half, kFp8>(fp8.z) | nonfinite_mask<__half, kFp8>(fp8.w)) != 0;
 }
 
+/// Whether any 16-bit element of a dequantized chunk is.
+template <typename T>
+__device__ __forceinline__ bool has_nonfinite(const Dequantized& chunk) {
+  uint32_t found = 0;
+#pragma unroll
+  for (const uint4& half : {chunk.first, chunk.second}) {
+    found |= nonfinite_mask<T, Fp8::kNone>(half.x) | nonfinite_mask<T, Fp8::kNone>(half.y) |
+             nonfinite_mask<T, Fp8::kNone>(half.z) | nonfinite_mask<T, Fp8::kNone>(half.w);
+  }
+  return found != 0;
+}
+
 /// A cheaper scan of two 16-bit elements: bits kNonfiniteLow and kNonfiniteHigh are set where the lower and the upper
 /// one is NaN or Inf. The other bits mean nothing.
 template <typename T>

@@ -18,7 +18,9 @@ bool encode_tensor_map(CUtensorMap& map, const TensorMapShape& shape) {
   }
   const cuuint32_t element_strides[5] = {1, 1, 1, 1, 1};
   const auto type = shape.element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
-  const auto swizzle = shape.swizzle_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+  const auto swizzle = shape.swizzle_bytes == 0     ? CU_TENSOR_MAP_SWIZZLE_NONE
+                       : shape.swizzle_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B
+                                                    : CU_TENSOR_MAP_SWIZZLE_64B;
   return encode(&map, type, 5, const_cast<void*>(shape.data), dims, strides, box, element_strides,
                 CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, shape.l2_promotion,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;

@@ -21,7 +21,7 @@ struct TensorMapShape {
   int64_t dims[5];        ///< globalDim
   int64_t strides[4];     ///< globalStrides, in bytes
   int32_t box[5];         ///< boxDim
-  int32_t swizzle_bytes;  ///< 128 or 64
+  int32_t swizzle_bytes;  ///< 128, 64, or 0: none
   CUtensorMapL2promotion l2_promotion;
 };
 /// False where the driver cannot encode it; the map must not be used then.

@@ -42,7 +42,7 @@ std::string refusal(const AttentionConfig& config) {
   if (!is_16_bit(config.out) && !is_fp8(config.out) && config.out != DType::kFloat32) {
     return core::message("out is ", config.out, "; cuda-sm90-decode writes float16, bfloat16, float32 and fp8");
   }
-  if (config.kv_format != KvFormat::kStrided) return "kv_format is kCpuPacked; kernels on a GPU take kStrided";
+  if (std::string why = refuse_unless_strided(config.kv_format); !why.empty()) return why;
   if (config.features.has(Feature::kRopeLlama)) {
     return "Feature::kRopeLlama is asked for; cuda-sm90-decode applies no rotary embedding: rotate q and K before the "
            "call";

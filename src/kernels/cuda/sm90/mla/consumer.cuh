@@ -14,10 +14,11 @@ class ConsumerWarpgroup {
   using T = typename Traits::T;
   using L = RowsLayout;
   static constexpr bool kHasFp8 = Traits::kDequantizes;
+  static constexpr bool kDsMla = Traits::kDsMla;
   static constexpr int32_t kScores = kBlockN / 2;  ///< of a lane
 
  public:
-  __device__ __forceinline__ ConsumerWarpgroup(const MlaParams& params, unsigned char* smem, SharedStorage& storage)
+  __device__ __forceinline__ ConsumerWarpgroup(const MlaParams& params, unsigned char* smem, RowsStorage& storage)
       : params_(params.attention),
         storage_(storage),
         consumer_(static_cast<int32_t>(threadIdx.x) / kWarpgroupThreads - 1),
@@ -41,6 +42,7 @@ class ConsumerWarpgroup {
       init(context, rows);
       mainloop(context, rows);
       float row_sum[2];
+      if constexpr (kDsMla) leave_unit();
       reduce_row_sum(number, row_sum);
       const LaneElements lane{first_row_, consumer_ * L::kHalfColumnBlocks * 64 + 2 * (lane_ % 4),
                               consumer_ == 0 && lane_ % 4 == 0};
@@ -60,6 +62,7 @@ class ConsumerWarpgroup {
   }
   __device__ __forceinline__ void init(const WorkTileContext& context, const RowInfo& rows) {
     ptx::fence_view_async_shared();  // threads have copied Q
+    unit_ = 0.0f;
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
       row_max_[h] = -INFINITY;
@@ -165,7 +168,7 @@ class ConsumerWarpgroup {
     if (is_mine(tile.number)) {
       float s[kScores];
       compute_logits(context, rows, tile, last_mine, s);
-      scale = softmax(s, p);
+      scale = softmax(tile, s, p);
       store_p(tile, scale, p);
     } else {
       scale = load_p(tile, p);
@@ -183,7 +186,7 @@ class ConsumerWarpgroup {
     compute_logits(context, rows, odd, last_mine, s);
     const ScoresScale scale = load_stats(even);
     uint32_t p[kScores / 2];
-    ScoresScale odd_scale = softmax(s, p);
+    ScoresScale odd_scale = softmax(odd, s, p);
     store_p(odd, odd_scale, p);
     read_p(even, p);
     multiply_v(context, rows, even, scale, p);
@@ -235,7 +238,7 @@ class ConsumerWarpgroup {
       ptx::named_barrier_arrive(kGemm0Barrier, kConsumerThreads);
       ptx::wgmma_wait<0>(s);
       if (i + 2 * pair == last_mine) release_q();
-      ScoresScale scale = lazy_softmax(s, p);
+      ScoresScale scale = lazy_softmax(even, s, p);
       store_p(even, scale, p);
       rescale_o(scale);
       issue_gemm1(half_address(even.v), p);
@@ -284,7 +287,7 @@ class ConsumerWarpgroup {
       }
       if (i + 2 * pair + 1 == last_mine) release_q();
       uint32_t odd_p[kScores / 2];
-      ScoresScale odd_scale = softmax(s, odd_p);
+      ScoresScale odd_scale = softmax(odd, s, odd_p);
       store_p(odd, odd_scale, odd_p);
       if constexpr (!kHasFp8) release_even_v(even);
       rescale_o(odd_scale);
@@ -356,6 +359,7 @@ class ConsumerWarpgroup {
                                             float (&s)[kScores]) const {
     const int32_t column = tile.first + 2 * (lane_ % 4);
     if constexpr (General) {
+      if constexpr (kDsMla) multiply_by_unit(tile, s);
       to_general_logits(params_, context, rows, first_row_, column, s);
     } else if (context.negate_scores) {
       negate_scores(rows, first_row_, s);
@@ -385,6 +389,9 @@ class ConsumerWarpgroup {
         const auto offset = static_cast<uint32_t>(i / 4 * kColumnBlockBytes + i % 4 * 32);
         if (i == 0) {
           ptx::wgmma_ss<T, ptx::ScaleOut::kZero>(s, q, k);
+        } else if (kDsMla && part == kRope) {
+          ptx::wgmma_ss<__nv_bfloat16, ptx::ScaleOut::kOne>(s, ptx::advance_desc(q, offset),
+                                                            ptx::advance_desc(k, offset));
         } else {
           ptx::wgmma_ss<T, ptx::ScaleOut::kOne>(s, ptx::advance_desc(q, offset), ptx::advance_desc(k, offset));
         }
@@ -395,19 +402,28 @@ class ConsumerWarpgroup {
 
   /// Logits become p. Rescaling is lazy (decision 0040): row_max stays as long as logits exceed it by no more than
   /// kRescaleThreshold.
-  __device__ __forceinline__ ScoresScale softmax(float (&s)[kScores], uint32_t (&p)[kScores / 2]) {
+  __device__ __forceinline__ ScoresScale softmax(const KvTile& tile, float (&s)[kScores], uint32_t (&p)[kScores / 2]) {
     float max[2];
     reduce_max(s, max);
     ScoresScale scale;
+    const float of_unit = kDsMla ? enter_unit(tile) : 1.0f;
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
       const float most = __fmaf_rn(max[h], scale_[h], -kPExponentBias<T>);
       const float before = row_max_[h];
       row_max_[h] = most > __fadd_rn(before, kRescaleThreshold<T>) ? most : before;
       scale.of[h] = row_max_[h] == before ? 1.0f : ptx::ex2_approx(__fadd_rn(before, -row_max_[h]));
+      if constexpr (kDsMla) scale.of[h] = __fmul_rn(scale.of[h], of_unit);
       row_sum_[h] = __fmul_rn(row_sum_[h], scale.of[h]);
     }
-    exponentiate(scale_, row_max_, s, row_sum_);
+    if constexpr (kDsMla) {
+      float sums[2] = {0.0f, 0.0f};
+      exponentiate(scale_, row_max_, s, sums);
+#pragma unroll
+      for (int32_t h = 0; h < 2; ++h) row_sum_[h] = __fmaf_rn(sums[h], 1.0f / unit_, row_sum_[h]);
+    } else {
+      exponentiate(scale_, row_max_, s, row_sum_);
+    }
 #pragma unroll
     for (int32_t i = 0; i < kScores / 2; ++i) p[i] = ptx::pack_two<T>(s[2 * i], s[2 * i + 1]);
     return scale;
@@ -416,7 +432,8 @@ class ConsumerWarpgroup {
   /// The same with row_max as it is, which nearly always stays: no maximum is computed. Where a sum of p says that
   /// row_max may have to grow, or there is none yet, the warp begins again from the scores. Both ways come to the same
   /// bits.
-  __device__ __forceinline__ ScoresScale lazy_softmax(float (&s)[kScores], uint32_t (&p)[kScores / 2]) {
+  __device__ __forceinline__ ScoresScale lazy_softmax(const KvTile& tile, float (&s)[kScores],
+                                                      uint32_t (&p)[kScores / 2]) {
     float sum[2];
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
@@ -431,13 +448,53 @@ class ConsumerWarpgroup {
       }
       sum[h] = __fadd_rn(sums[0], sums[1]);
     }
-    const bool grows =  // as bits: NaN counts as more
+    bool grows =  // as bits: NaN counts as more
         __float_as_uint(sum[0]) > max_tile_sum_[0] || __float_as_uint(sum[1]) > max_tile_sum_[1];
+    if constexpr (kDsMla) grows = grows || storage_.units[tile.k.stage] != unit_;
     if (__any_sync(kAllLanes, grows)) [[unlikely]]
-      return softmax(s, p);
+      return softmax(tile, s, p);
 #pragma unroll
-    for (int32_t h = 0; h < 2; ++h) row_sum_[h] = __fadd_rn(row_sum_[h], sum[h]);
+    for (int32_t h = 0; h < 2; ++h) {
+      row_sum_[h] = kDsMla ? __fmaf_rn(sum[h], 1.0f / unit_, row_sum_[h]) : __fadd_rn(row_sum_[h], sum[h]);
+    }
     return {{1.0f, 1.0f}};
+  }
+
+  // fp8_ds_mla. Keys and values of a KV tile are in its unit (RowsStorage::units), O and row_sum in that of the last
+  // one, which seldom differs. O over row_sum needs no unit.
+
+  /// From the unit so far to the KV tile's. Returns what O and row_sum are multiplied by.
+  __device__ __forceinline__ float enter_unit(const KvTile& tile) {
+    const float unit = storage_.units[tile.k.stage];
+    const float before = unit_;
+    if (!General) {
+#pragma unroll
+      for (float& scale : scale_) scale *= before == 0.0f ? unit : unit / before;
+    }
+    unit_ = unit;
+    return before / unit;
+  }
+  /// Takes over the unit that the other consumer has gone to.
+  __device__ __forceinline__ void follow_unit(float unit) {
+    if (unit == unit_) return;
+    if (!General) {
+#pragma unroll
+      for (float& scale : scale_) scale *= unit_ == 0.0f ? unit : unit / unit_;
+    }
+    unit_ = unit;
+  }
+  __device__ __forceinline__ void multiply_by_unit(const KvTile& tile, float (&s)[kScores]) const {
+    const float unit = storage_.units[tile.k.stage];
+    if (unit == 1.0f) return;
+#pragma unroll
+    for (float& score : s) score *= unit;
+  }
+  /// Values and row_sum as they are.
+  __device__ __forceinline__ void leave_unit() {
+    if (unit_ == 0.0f || unit_ == 1.0f) return;
+#pragma unroll
+    for (float& sum : row_sum_) sum *= unit_;
+    multiply_o({{unit_, unit_}});
   }
 
   /// P of this consumer's tile to shared memory, over the tile's RoPE part. Sets scale.rescales.
@@ -451,7 +508,7 @@ class ConsumerWarpgroup {
     // Every warp has finished its GEMM0.
     scale.rescales = ptx::named_barrier_any(kConsumerBarrier + consumer_, kWarpgroupThreads,
                                             scale.of[0] != 1.0f || scale.of[1] != 1.0f);
-    if (lane_ == 0) stats.rescales[warp_] = scale.rescales ? 1 : 0;
+    if (lane_ == 0) stats.rescales[warp_] = (scale.rescales ? 1 : 0) | (kDsMla ? __float_as_uint(unit_) : 0);
 #pragma unroll
     for (int32_t i = 0; i < kScores / 2; i += 4) {
       ptx::st_shared_16(p_address(tile, i / 4), uint4{p[i], p[i + 1], p[i + 2], p[i + 3]});
@@ -470,7 +527,8 @@ class ConsumerWarpgroup {
     ptx::mbarrier_wait_warp(p_barrier(tile), tile.number / 2 & 1);
     const TileStats& stats = storage_.tile_stats[tile.number % 2];
     ScoresScale scale;
-    scale.rescales = __any_sync(kAllLanes, stats.rescales[warp_] != 0);
+    const uint32_t rescales = stats.rescales[warp_];
+    scale.rescales = __any_sync(kAllLanes, (kDsMla ? rescales & 1 : rescales) != 0);
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
       const float2 row = stats.rows[first_row_ + 8 * h];
@@ -478,6 +536,7 @@ class ConsumerWarpgroup {
       scale.of[h] = row.y;
       row_sum_[h] = __fmul_rn(row_sum_[h], row.y);
     }
+    if constexpr (kDsMla) follow_unit(__uint_as_float(rescales & ~1u));
     return scale;
   }
   __device__ __forceinline__ void read_p(const KvTile& tile, uint32_t (&p)[kScores / 2]) const {
@@ -558,7 +617,7 @@ class ConsumerWarpgroup {
   }
 
   const AttentionParams& params_;
-  SharedStorage& storage_;
+  RowsStorage& storage_;
   const int32_t consumer_;
   const uint32_t smem_;
   const uint32_t kv_full_;
@@ -573,6 +632,7 @@ class ConsumerWarpgroup {
   float row_sum_[2];              ///< of this consumer's tiles, this lane's share, relative to row_max_
   uint32_t max_tile_sum_[2];      ///< bits of kMaxTileSum; rows beyond the work tile's request nothing
   float scale_[2];                ///< of scores, to base-2 logits; positive
+  float unit_ = 0.0f;             ///< fp8_ds_mla: of O and row_sum; 0: nothing is in them
   float o_[kOBlocks][kOBlockValues];
 };
 

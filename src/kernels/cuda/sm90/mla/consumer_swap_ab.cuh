@@ -14,6 +14,9 @@
 /// As in consumer.cuh, a consumer has one half of V, and P of even KV tiles is the first consumer's, of odd ones the
 /// second's. Where keys are fp8, roles are split: a third warpgroup computes P of all KV tiles and has no V. P and
 /// row_max go through shared memory.
+///
+/// Rows of fp8_ds_mla: a token has a scale s_b for each block b of 128 components. S^T is the sum over b of s_b K_b
+/// Q_b^T, and of the RoPE part's product, which is bfloat16's. V_b^T is multiplied by p s_b / v_unit.
 namespace folio::inline v0::kernels::cuda::sm90::mla {
 
 /// `ComputesP`: of its own KV tiles; where roles are split, of all, and it multiplies nothing by V.
@@ -25,12 +28,14 @@ class SwapAbConsumer {
   using L = typename Traits::L;
   using Lane = SwapAbLane<Traits>;
   static constexpr Fp8 kFp8 = Traits::kFp8;
+  static constexpr bool kDsMla = Traits::kDsMla;
   static constexpr int32_t kRows = Lane::kRows;
   static constexpr uint32_t kSlots = L::kStages;  ///< KV tiles that have stats and a barrier of their own
   static constexpr int32_t kScores = Lane::kScores;
 
  public:
-  __device__ __forceinline__ SwapAbConsumer(const MlaParams& params, unsigned char* smem, SwapAbStorage& storage)
+  __device__ __forceinline__ SwapAbConsumer(const MlaParams& params, unsigned char* smem,
+                                            typename Traits::Storage& storage)
       : params_(params.attention),
         storage_(storage),
         consumer_(static_cast<int32_t>(threadIdx.x) / kWarpgroupThreads - 1),
@@ -64,6 +69,7 @@ class SwapAbConsumer {
  private:
   __device__ __forceinline__ void init(const WorkTileContext& context, const RowInfo& rows) {
     ptx::fence_view_async_shared();  // threads have copied Q
+    v_unit_ = 0.0f;
 #pragma unroll
     for (int32_t b = 0; b < kSwapAbOBlocks; ++b) {
 #pragma unroll
@@ -138,7 +144,7 @@ class SwapAbConsumer {
 
   /// GEMM0 of one of this consumer's KV tiles, features and masks.
   __device__ __forceinline__ void compute_logits(const WorkTileContext& context, const RowInfo& rows,
-                                                 const KvTile& tile, bool last_mine, float (&s)[kScores]) const {
+                                                 const KvTile& tile, bool last_mine, float (&s)[kScores]) {
     if constexpr (kFp8 == Fp8::kNone) {
       gemm0(context.by_threads, tile.k, s);
     } else {
@@ -156,6 +162,21 @@ class SwapAbConsumer {
       negate_scores(rows, lane_, s);
     }
     if (needs_mask(context.visible, tile.first, kBlockN)) mask_scores(rows, lane_, first, s);
+    if constexpr (kDsMla) find_max_scale(context, first);
+  }
+
+  /// fp8_ds_mla: the largest block scale of the lane's tokens. Those that no row sees may have any.
+  __device__ __forceinline__ void find_max_scale(const WorkTileContext& context, int32_t first) {
+    max_scale_ = 0.0f;
+#pragma unroll
+    for (int32_t i = 0; i < 2; ++i) {
+      const float(&of_token)[kDsMlaBlocks] = block_scales_[i];
+      const float most =
+          fmaxf(fmaxf(fabsf(of_token[0]), fabsf(of_token[1])), fmaxf(fabsf(of_token[2]), fabsf(of_token[3])));
+      const bool counts =
+          first + 8 * i >= context.visible.any_begin && first + 8 * i < context.visible.any_end && most < INFINITY;
+      max_scale_ = counts ? fmaxf(max_scale_, most) : max_scale_;
+    }
   }
 
   /// S^T = K Q^T.
@@ -189,34 +210,40 @@ class SwapAbConsumer {
   /// The same for fp8 keys, by mma.sync: a wgmma of 16 columns takes the tensor cores as long as one of many more. 64
   /// components at a time become a lane's A operands of four MMAs: the sixteen from 16t on (t = lane % 4), four a step.
   /// The lane's B operands are the same components of Q.
-  __device__ __forceinline__ void gemm0_fp8(const PipelineState& at, float (&s)[kScores]) const {
-    constexpr int32_t kGroups = Traits::kDimQk / 64;
+  __device__ __forceinline__ void gemm0_fp8(const PipelineState& at, float (&s)[kScores]) {
+    constexpr int32_t kGroups = (kDsMla ? kHeadDimV : Traits::kDimQk) / 64;
     const int32_t token = lane_.token();
     const int32_t t = lane_.lane % 4;
     const uint32_t row = tile_address(at) + static_cast<uint32_t>(token * 128);
     // Of the lane's chunk of the first and the second 64 components of a column block.
     const uint32_t chunks[2] = {static_cast<uint32_t>((t ^ token) & 7) * 16,
                                 static_cast<uint32_t>(((4 + t) ^ token) & 7) * 16};
-    uint4 low;
-    uint4 high;
+    constexpr int32_t kAhead = kDsMla ? 1 : 2;  // groups; measured
+    uint4 lows[kAhead];
+    uint4 highs[kAhead];
     const auto load = [&](int32_t group) {
       if (group % (2 * L::kHalfColumnBlocks) == 0) consumer_wait(at, group / 2 / L::kHalfColumnBlocks);
       const uint32_t from = row + static_cast<uint32_t>(group / 2 * kColumnBlockBytes) + chunks[group % 2];
-      low = ptx::ld_shared_16(from);
-      high = ptx::ld_shared_16(from + 8 * 128);
+      lows[group % kAhead] = ptx::ld_shared_16(from);
+      highs[group % kAhead] = ptx::ld_shared_16(from + 8 * 128);
     };
-    float odd[kScores];  // sums of every second step: chains of dependent MMAs are half as long
+    float odd[kScores];     // sums of every second step: chains of dependent MMAs are half as long
+    float scaled[kScores];  // fp8_ds_mla: of blocks, times their scales
 #pragma unroll
-    for (int32_t i = 0; i < kScores; ++i) s[i] = odd[i] = 0.0f;
-    load(0);
+    for (int32_t i = 0; i < kScores; ++i) s[i] = odd[i] = scaled[i] = 0.0f;
+#pragma unroll
+    for (int32_t group = 0; group < kAhead; ++group) load(group);
+    if constexpr (kDsMla) load_block_scales(at, token);
 #pragma unroll
     for (int32_t group = 0; group < kGroups; ++group) {
+      const uint4& low = lows[group % kAhead];
+      const uint4& high = highs[group % kAhead];
       uint32_t a[4][4];
       upcast_rows(low.x, high.x, a[0]);
       upcast_rows(low.y, high.y, a[1]);
       upcast_rows(low.z, high.z, a[2]);
       upcast_rows(low.w, high.w, a[3]);
-      if (group + 1 < kGroups) load(group + 1);  // on its way during these MMAs
+      if (group + kAhead < kGroups) load(group + kAhead);  // on its way during these MMAs
 #pragma unroll
       for (int32_t j = 0; j < kScores / 4; ++j) {  // eight packed rows
         const int32_t q_row = 8 * j + lane_.g();
@@ -228,10 +255,54 @@ class SwapAbConsumer {
         mma_eight(s, j, a[2], q[1].x, q[1].y);
         mma_eight(odd, j, a[3], q[1].z, q[1].w);
       }
+      if constexpr (kDsMla) {
+        if (group % 2 == 0) continue;
+#pragma unroll
+        for (int32_t i = 0; i < kScores; ++i) {
+          scaled[i] = __fmaf_rn(__fadd_rn(s[i], odd[i]), block_scales_[lane_.token_of(i) / 8][group / 2], scaled[i]);
+          s[i] = odd[i] = 0.0f;
+        }
+      }
+    }
+    if constexpr (kDsMla) {
+      gemm0_rope(at, token, s, odd);
+#pragma unroll
+      for (int32_t i = 0; i < kScores; ++i) s[i] = __fadd_rn(s[i], scaled[i]);
     }
     if constexpr (!Traits::kHasRope) consumer_wait(at, kRope);  // it is empty: waited for so that no phase is missed
 #pragma unroll
     for (int32_t i = 0; i < kScores; ++i) s[i] = __fadd_rn(s[i], odd[i]);
+  }
+  __device__ __forceinline__ void load_block_scales(const PipelineState& at, int32_t token) {
+#pragma unroll
+    for (int32_t i = 0; i < 2; ++i) {
+      const uint4 words = ptx::ld_shared_16(block_scales_of<Traits>(storage_, at.stage, token + 8 * i));
+      const uint32_t all[kDsMlaBlocks] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+      for (int32_t block = 0; block < kDsMlaBlocks; ++block) block_scales_[i][block] = __uint_as_float(all[block]);
+    }
+  }
+  /// The RoPE part of rows of fp8_ds_mla and of Q, bfloat16 both. A lane's components are those of gemm0_fp8.
+  __device__ __forceinline__ void gemm0_rope(const PipelineState& at, int32_t token, float (&even)[kScores],
+                                             float (&odd)[kScores]) const {
+    consumer_wait(at, kRope);
+    const uint32_t row = tile_address(at) + static_cast<uint32_t>(L::kPOffset + token * 128);
+#pragma unroll
+    for (int32_t half = 0; half < 2; ++half) {
+      const int32_t chunk = lane_.lane % 4 * 2 + half;
+      const uint32_t from = row + static_cast<uint32_t>(((chunk ^ token) & 7) * 16);
+      const uint4 low = ptx::ld_shared_16(from);
+      const uint4 high = ptx::ld_shared_16(from + 8 * 128);
+      const uint32_t a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
+#pragma unroll
+      for (int32_t j = 0; j < kScores / 4; ++j) {
+        const int32_t q_row = 8 * j + lane_.g();
+        const uint4 q =
+            ptx::ld_shared_16(smem_ + static_cast<uint32_t>(L::q_offset(q_row, kHeadDimV / kElementsPer16B + chunk)));
+        mma_eight<__nv_bfloat16>(even, j, a[0], q.x, q.y);
+        mma_eight<__nv_bfloat16>(odd, j, a[1], q.z, q.w);
+      }
+    }
   }
   /// Four neighbours of two rows, eight apart, as an A operand.
   static __device__ __forceinline__ void upcast_rows(uint32_t row, uint32_t other, uint32_t (&a)[4]) {
@@ -240,12 +311,13 @@ class SwapAbConsumer {
   }
 
   /// acc += A B^T by this warp, 16 rows, for packed rows 8j to 8j + 7.
+  template <typename U = T>
   static __device__ __forceinline__ void mma_eight(float (&acc)[kScores], int32_t j, const uint32_t (&a)[4],
                                                    uint32_t b0, uint32_t b1) {
     float four[4];
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) four[i] = acc[4 * j + i];
-    ptx::mma_m16n8k16<T>(four, a, b0, b1);
+    ptx::mma_m16n8k16<U>(four, a, b0, b1);
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) acc[4 * j + i] = four[i];
   }
@@ -279,6 +351,7 @@ class SwapAbConsumer {
     for (int32_t r = 0; r < kRows; ++r) {
       grows = grows || __float_as_uint(sums[r]) > max_tile_sum_[r];  // NaN counts as more
     }
+    if constexpr (kDsMla) grows = grows || max_scale_ > v_unit_;
     // The barrier also says that every warp has finished its GEMM0.
     rescales_ = ptx::named_barrier_any(kConsumerBarrier + consumer_, kWarpgroupThreads, grows);
     SwapAbStorage::TileStats& stats = storage_.swap_ab_stats[tile.number % kSlots];
@@ -289,7 +362,8 @@ class SwapAbConsumer {
       for (int32_t i = 0; i < kScores; ++i) p[i] = s[i];
       if (writes_stats) {
 #pragma unroll
-        for (int32_t r = 0; r < kRows; ++r) stats.rows[lane_.row(r)] = float2{row_max_[r], factor_[r]};
+        for (int32_t r = 0; r < kRows; ++r)
+          stats.rows[lane_.row(r)] = float2{row_max_[r], kDsMla ? factor_[r] * unit_factor_ : factor_[r]};
       }
     }
     if (writes_stats && lane_.lane == 0) stats.rescales = rescales_ ? 1 : 0;
@@ -311,7 +385,15 @@ class SwapAbConsumer {
       }
       if (lane_.g() == 0) storage_.tile_max[kSplitsRoles ? 0 : consumer_][lane_.warp][lane_.row(r)] = max[r];
     }
+    if constexpr (kDsMla) {
+#pragma unroll
+      for (int32_t lanes = 4; lanes < 32; lanes *= 2) {
+        max_scale_ = fmaxf(max_scale_, __shfl_xor_sync(kAllLanes, max_scale_, lanes));
+      }
+      if (lane_.lane == 0) storage_.tile_scale[lane_.warp] = max_scale_;
+    }
     ptx::named_barrier_sync(kConsumerBarrier + consumer_, kWarpgroupThreads);
+    if constexpr (kDsMla) grow_v_unit();
 #pragma unroll
     for (int32_t r = 0; r < kRows; ++r) {
 #pragma unroll
@@ -333,6 +415,21 @@ class SwapAbConsumer {
     }
   }
 
+  /// v_unit grows by more than it must, so that it seldom grows.
+  __device__ __forceinline__ void grow_v_unit() {
+    constexpr int32_t kMoreBits = 3;
+    constexpr int32_t kMaxBits = 126;  // so that its reciprocal is a normal number
+    float most = 0.0f;
+#pragma unroll
+    for (const float scale : storage_.tile_scale) most = fmaxf(most, scale);
+    unit_factor_ = 1.0f;
+    if (!(most > v_unit_)) return;
+    const int32_t exponent = static_cast<int32_t>(__float_as_uint(most) >> 23) - 127 + kMoreBits;
+    const float before = v_unit_;
+    v_unit_ = power_of_two(min(max(exponent, -kMaxBits), kMaxBits));
+    unit_factor_ = before / v_unit_;
+  }
+
   /// P^T to shared memory: packed rows are rows of 64 tokens, in the 128-byte swizzle.
   __device__ __forceinline__ void store_p(const KvTile& tile, const float (&p)[kScores]) const {
     const int32_t matrix = lane_.lane / 8;  // whose rows' addresses this lane gives
@@ -344,8 +441,24 @@ class SwapAbConsumer {
       const int32_t chunk = 2 * lane_.warp + matrix % 2;
       ptx::stmatrix_x4_trans(p_address(tile) + static_cast<uint32_t>(row * 128 + ((chunk ^ row) & 7) * 16), words);
     }
+    if constexpr (kDsMla) store_v_scales(tile);
     ptx::fence_view_async_shared();
     ptx::mbarrier_arrive(p_barrier(tile));
+  }
+  /// The four lanes of a token have a block each. Any scale of a token that no row sees becomes a finite one: its p is
+  /// 0. A row that sees a token with a scale that is not finite has no finite logit.
+  __device__ __forceinline__ void store_v_scales(const KvTile& tile) const {
+    constexpr float kMost = 65504.0f;  // of float16
+    const float per_unit = v_unit_ > 0.0f ? 1.0f / v_unit_ : 1.0f;
+    const int32_t block = lane_.lane % kDsMlaBlocks;
+    __half* const to = &storage_.v_scales[tile.number % kSlots][block][16 * lane_.warp + lane_.g()];
+    const uint32_t from =
+        block_scales_of<Traits>(storage_, tile.k.stage, lane_.token()) + 4 * static_cast<uint32_t>(block);
+#pragma unroll
+    for (int32_t i = 0; i < 2; ++i) {
+      const float scale = __uint_as_float(ptx::ld_shared_4(from + static_cast<uint32_t>(8 * i * kTokenScaleBytes)));
+      to[8 * i] = __float2half_rn(fminf(fmaxf(scale * per_unit, -kMost), kMost));
+    }
   }
 
   /// Waits for P of the other consumer's KV tile. Takes over the row_max that it has chosen.
@@ -385,7 +498,7 @@ class SwapAbConsumer {
       wait_gemm1();
       if (lane_.lane == 0) consumer_release(tile.v, consumer_);
     } else {
-      gemm1_fp8(half, p_address(tile));
+      gemm1_fp8(half, tile);
       consumer_release(tile.v, consumer_);
     }
     if (lane_.lane == 0) consumer_release(tile.k, kRope);
@@ -409,7 +522,8 @@ class SwapAbConsumer {
 
   /// The same for fp8 values. A lane reads eight neighbours of each of its four tokens of a step: two components of
   /// each block.
-  __device__ __forceinline__ void gemm1_fp8(uint32_t half, uint32_t p) {
+  __device__ __forceinline__ void gemm1_fp8(uint32_t half, const KvTile& tile) {
+    const uint32_t p = p_address(tile);
     const int32_t first = lane_.component(0, 0);  // in fp8 data, the byte
     const int32_t tokens[2] = {fp8_token(2 * (lane_.lane % 4)), fp8_token(2 * (lane_.lane % 4) + 1)};
     uint32_t from[2];
@@ -441,12 +555,28 @@ class SwapAbConsumer {
       if (step + 1 < kBlockN / 16) load(step + 1);  // on its way during these MMAs
       POperands b;
       load_p(p, step, b);
+      if constexpr (kDsMla) scale_p(tile, step, b);
 #pragma unroll
       for (int32_t block = 0; block < kSwapAbOBlocks; ++block) {
 #pragma unroll
         for (int32_t j = 0; j < kScores / 4; ++j) {
           mma_eight(o_[block], j, a[block], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
         }
+      }
+    }
+  }
+
+  /// Multiplies P by the scales of this warp's block: it has 64 components of the half of V.
+  __device__ __forceinline__ void scale_p(const KvTile& tile, uint32_t step, POperands& words) const {
+    const int32_t block = kDsMlaBlocks / kConsumers * consumer_ + lane_.component(0, 0) / kDsMlaBlockDim;
+    const __half* const scales = storage_.v_scales[tile.number % kSlots][block] + 16 * step + 2 * (lane_.lane % 4);
+#pragma unroll
+    for (int32_t matrix = 0; matrix < 2; ++matrix) {
+      const __half2 scale = *reinterpret_cast<const __half2*>(scales + 8 * matrix);
+#pragma unroll
+      for (auto& of_rows : words) {
+        of_rows[matrix] = multiply_halves(of_rows[matrix], scale);
+        of_rows[2 + matrix] = multiply_halves(of_rows[2 + matrix], scale);
       }
     }
   }
@@ -463,6 +593,14 @@ class SwapAbConsumer {
 #pragma unroll
       for (int32_t i = 0; i < kScores; ++i) block[i] = __fmul_rn(block[i], factor[lane_.row_of(i)]);
       ptx::warpgroup_fence_operand(block);  // complete before the wgmma_fence that follows
+    }
+  }
+
+  __device__ __forceinline__ void multiply_o(float by) {
+#pragma unroll
+    for (auto& block : o_) {
+#pragma unroll
+      for (float& value : block) value = __fmul_rn(value, by);
     }
   }
 
@@ -496,6 +634,9 @@ class SwapAbConsumer {
         shared[(kSplitsRoles ? 0 : consumer_ * kWarpgroupWarps) + lane_.warp][row] = row_sum_[r];
         if (kSplitsRoles && lane_.warp == 0) storage_.row_max[slot][row] = row_max_[r];
       }
+      if constexpr (kDsMla) {
+        if (lane_.warp == 0 && lane_.lane == 0) storage_.v_unit[slot] = v_unit_;
+      }
       ptx::mbarrier_arrive(full);
     }
     if constexpr (kMultiplies) {
@@ -511,6 +652,7 @@ class SwapAbConsumer {
         }
         if (kSplitsRoles) row_max_[r] = storage_.row_max[slot][row];
       }
+      if constexpr (kDsMla) multiply_o(storage_.v_unit[slot]);
     }
   }
 
@@ -539,7 +681,7 @@ class SwapAbConsumer {
   }
 
   const AttentionParams& params_;
-  SwapAbStorage& storage_;
+  typename Traits::Storage& storage_;
   const int32_t consumer_;
   const uint32_t smem_;
   const uint32_t kv_full_;
@@ -558,6 +700,13 @@ class SwapAbConsumer {
   uint32_t max_tile_sum_[kRows];  ///< bits of kMaxTileSum; rows beyond the work tile's request nothing
   float scale_[kRows];            ///< of scores, to base-2 logits; positive
   float o_[kSwapAbOBlocks][kScores];
+  // fp8_ds_mla:
+  float block_scales_[2][kDsMlaBlocks];  ///< of the lane's two tokens of the KV tile
+  float max_scale_;                      ///< the largest of them that count
+  float unit_factor_;                    ///< that accumulators take because v_unit has grown
+  /// Values are multiplied in this unit, a power of two, so that p times a block scale keeps to float16's range. 0: no
+  /// key yet.
+  float v_unit_ = 0.0f;
 };
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::mla

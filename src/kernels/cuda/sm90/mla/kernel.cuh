@@ -149,8 +149,9 @@ template <DType kDType>
 using ElementOf = std::conditional_t<kDType == DType::kFloat16, __half, __nv_bfloat16>;
 template <DType kDType, int32_t DimQk, bool Dequantizes>
 using RowsTraits = Traits<ElementOf<kDType>, DimQk, kBlockM, Dequantizes, Fp8::kNone>;
-template <DType kDType, int32_t DimQk, Fp8 kFp8>
-using SwapAbTraits = Traits<ElementOf<kDType>, DimQk, kSwapAbRows, false, kFp8>;
+using RowsDsMlaTraits = Traits<__half, kHeadDimsQk[0], kBlockM, true, Fp8::kNone, true>;
+template <DType kDType, int32_t DimQk, Fp8 kFp8, bool DsMla>
+using SwapAbTraits = Traits<ElementOf<kDType>, DimQk, kSwapAbRows, false, kFp8, DsMla>;
 
 /// Enqueues a kernel.
 template <typename Traits, bool General>
@@ -191,9 +192,14 @@ void launch_rows(const AttentionParams& attention, bool general, bool fp8, int32
   launch(params, num_workers, stream);
 }
 
-template <DType kDType, int32_t DimQk, Fp8 kFp8>
+template <bool General>
+void launch_rows_ds_mla(const AttentionParams& attention, int32_t num_workers, Stream stream) {
+  launch_kernel<RowsDsMlaTraits, General>(make_params(attention, DType::kFloat16), num_workers, stream);
+}
+
+template <DType kDType, int32_t DimQk, Fp8 kFp8, bool DsMla>
 void launch_swap_ab(const AttentionParams& attention, int32_t num_workers, Stream stream) {
-  launch_kernel<SwapAbTraits<kDType, DimQk, kFp8>, false>(make_params(attention, kDType), num_workers, stream);
+  launch_kernel<SwapAbTraits<kDType, DimQk, kFp8, DsMla>, false>(make_params(attention, kDType), num_workers, stream);
 }
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::mla

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "core/error.hpp"
+#include "folio/types/ds_mla.hpp"
 #include "folio/types/dtype.hpp"
 #include "kernels/cuda/common/combine.hpp"
 #include "kernels/cuda/common/compute_type.hpp"
@@ -43,6 +44,28 @@ bool encode_map(CUtensorMap& map, const SegmentParams& segment, const void* data
                                  .l2_promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B});
 }
 
+/// Rows of KvFormat::kFp8DsMla: latents as other fp8 keys, RoPE parts as 16-bit keys of one column block, scales one
+/// token after the other.
+bool encode_ds_mla_maps(MlaParams::TensorMaps& maps, const SegmentParams& segment, int32_t tma_tokens) {
+  const auto* const rows = static_cast<const std::byte*>(segment.k);
+  const KvStrides& strides = segment.k_strides;
+  const int64_t pages = std::max<int64_t>(segment.num_pages, 1);
+  const auto encode = [&](CUtensorMap& map, int32_t offset, int32_t element_bytes, int32_t elements, int32_t box,
+                          int32_t swizzle_bytes) {
+    return encode_tensor_map(map, {.data = rows + offset,
+                                   .element_bytes = element_bytes,
+                                   .dims = {elements, segment.page_size, 1, pages, 1},
+                                   .strides = {strides.token, strides.page, strides.page, strides.page},
+                                   .box = {box, tma_tokens, 1, 1, 1},
+                                   .swizzle_bytes = swizzle_bytes,
+                                   .l2_promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B});
+  };
+  constexpr int32_t kScaleElements = 4 * kDsMlaBlocks / 2;  // as elements of 2 bytes
+  return encode(maps.k, 0, 1, kDsMlaLatentDim, 128, 128) &&
+         encode(maps.v, kDsMlaRopeOffset, 2, kDsMlaRopeDim, kDsMlaRopeDim, 128) &&
+         encode(maps.scales, kDsMlaScalesOffset, 2, kScaleElements, kScaleElements, 0);
+}
+
 /// Queries. Dimensions, innermost first: 64 components, heads, tokens, column blocks. A TMA tile is one column block of
 /// some heads of a token. The number of tokens does not matter: TMA takes only rows that are there.
 bool encode_q_map(CUtensorMap& map, const AttentionParams& params, int32_t tma_heads) {
@@ -65,10 +88,16 @@ std::string refusal(const AttentionConfig& config) {
     return core::message("q is ", config.q, ", kv ", config.kv, ", ragged_kv ", config.ragged_kv,
                          "; cuda-sm90-mla takes fp8 and one of float16 and bfloat16");
   }
+  if (config.kv_format == KvFormat::kFp8DsMla &&
+      compute_type(config.q, config.kv, config.ragged_kv) != DType::kBFloat16) {
+    return core::message(
+        "q is ", config.q, ", ragged_kv ", config.ragged_kv,
+        " with fp8_ds_mla, whose RoPE part is bfloat16; cuda-sm90-mla takes bfloat16 and fp8 beside it");
+  }
   if (!is_16_bit(config.out) && !is_fp8(config.out) && config.out != DType::kFloat32) {
     return core::message("out is ", config.out, "; cuda-sm90-mla writes float16, bfloat16, float32 and fp8");
   }
-  if (config.kv_format != KvFormat::kStrided) return "kv_format is kCpuPacked; kernels on a GPU take kStrided";
+  if (std::string why = refuse_unless_strided_or_ds_mla(config.kv_format); !why.empty()) return why;
   if (config.features.has(Feature::kRopeLlama)) {
     return "Feature::kRopeLlama is asked for; cuda-sm90-mla applies no rotary embedding: rotate q and K before the "
            "call";
@@ -101,23 +130,41 @@ bool is_all_fp8(const AttentionParams& params, const LaunchShape& shape) {
   });
 }
 
-/// The MMA's type. fp8 takes fewer instructions to dequantize to float16 than to bfloat16.
+/// The MMA's type. fp8 takes fewer instructions to dequantize to float16 than to bfloat16. Scales and RoPE parts of
+/// fp8_ds_mla need bfloat16's range.
 DType mma_dtype(const AttentionParams& params, const LaunchShape& shape) {
-  return is_all_fp8(params, shape) ? DType::kFloat16 : compute_type(shape.q, shape.kv, shape.ragged_kv);
+  return !shape.ds_mla && is_all_fp8(params, shape) ? DType::kFloat16
+                                                    : compute_type(shape.q, shape.kv, shape.ragged_kv);
 }
 
 template <DType kDType, Fp8 kFp8>
 void launch_swapped(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
   const bool rope = params.head_dim_qk > kHeadDimV;
   const auto launch =
-      rope ? launch_swap_ab<kDType, kHeadDimsQk[0], kFp8> : launch_swap_ab<kDType, kHeadDimsQk[1], kFp8>;
+      rope ? launch_swap_ab<kDType, kHeadDimsQk[0], kFp8, false> : launch_swap_ab<kDType, kHeadDimsQk[1], kFp8, false>;
   launch(params, shape.num_workers, stream);
+}
+
+bool has_ds_mla(const AttentionParams& params) {
+  return std::any_of(std::begin(params.segments), std::end(params.segments),
+                     [](const SegmentParams& segment) { return segment.ds_mla; });
+}
+/// Whether all keys and values are rows of fp8_ds_mla. Above kRunToRun the answer is no, as in common_fp8_type.
+bool is_all_ds_mla(const AttentionParams& params) {
+  return params.determinism <= Determinism::kRunToRun &&
+         std::all_of(std::begin(params.segments), std::end(params.segments),
+                     [](const SegmentParams& segment) { return segment.dtype == DType::kUnset || segment.ds_mla; });
 }
 
 /// Launches MMAs with swapped operands, if that is possible. Above kRunToRun it is not: a request's bits must not
 /// depend on the rows of other requests.
 bool try_swap_ab(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
   if (params.determinism > Determinism::kRunToRun || shape.max_rows > kSwapAbRows) return false;
+  if (has_ds_mla(params)) {
+    if (!is_all_ds_mla(params)) return false;
+    launch_swap_ab<DType::kFloat16, kHeadDimsQk[0], Fp8::kE4M3, true>(params, shape.num_workers, stream);
+    return true;
+  }
   const DType fp8 = common_fp8_type(params);
   const bool has_fp8 = std::any_of(std::begin(params.segments), std::end(params.segments),
                                    [](const SegmentParams& segment) { return is_fp8(segment.dtype); });
@@ -138,6 +185,10 @@ bool try_swap_ab(const AttentionParams& params, const LaunchShape& shape, Stream
 void launch_by_rows(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
   const bool general =
       params.soft_cap != 0.0f || params.alibi_slopes != nullptr || params.mask.kind == MaskKind::kCustom;
+  if (has_ds_mla(params) && is_all_ds_mla(params)) {
+    const auto launch = general ? launch_rows_ds_mla<true> : launch_rows_ds_mla<false>;
+    return launch(params, shape.num_workers, stream);
+  }
   const bool float16 = mma_dtype(params, shape) == DType::kFloat16;
   const bool rope = params.head_dim_qk > kHeadDimV;
   const auto launch =
@@ -168,6 +219,7 @@ MlaParams make_params(const AttentionParams& attention, DType mma_dtype) {
     const SegmentParams& segment = attention.segments[i];
     KvCopy& copy = params.copies[i];
     if (segment.dtype == DType::kUnset) continue;
+    copy.ds_mla = segment.ds_mla;
     copy.v_in_k = is_v_in_k(segment, heads);
     const auto element_bytes = static_cast<int32_t>(size_of(segment.dtype));
     copy.aligned = is_aligned_16B(segment.k, segment.k_strides, element_bytes) &&
@@ -176,8 +228,12 @@ MlaParams make_params(const AttentionParams& attention, DType mma_dtype) {
     const int32_t tokens = segment.paged && copy.aligned ? tma_tokens(segment.page_size) : 0;
     if (tokens == 0) continue;
     MlaParams::TensorMaps& maps = params.maps[i];
-    if (encode_map(maps.k, segment, segment.k, segment.k_strides, attention.head_dim_qk, heads, tokens) &&
-        (copy.v_in_k || encode_map(maps.v, segment, segment.v, segment.v_strides, kHeadDimV, heads, tokens))) {
+    const auto encode = [&] {
+      if (copy.ds_mla) return encode_ds_mla_maps(maps, segment, tokens);
+      return encode_map(maps.k, segment, segment.k, segment.k_strides, attention.head_dim_qk, heads, tokens) &&
+             (copy.v_in_k || encode_map(maps.v, segment, segment.v, segment.v_strides, kHeadDimV, heads, tokens));
+    };
+    if (encode()) {
       copy.tma_tokens = tokens;
       while (tokens << copy.log2_tma_tiles < kBlockN) ++copy.log2_tma_tiles;
     }
@@ -191,6 +247,7 @@ const AttentionKernel kSm90MlaKernel{.name = "cuda-sm90-mla",
                                      .refusal = refusal,
                                      .tile = tile,
                                      .p_dtype = p_dtype,
+                                     .ds_mla_dtype = DType::kBFloat16,
                                      .workers_per_sm = 1,
                                      .tile_cost = 128,
                                      .row_cost = 0,

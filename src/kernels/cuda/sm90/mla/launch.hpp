@@ -18,6 +18,7 @@ struct KvCopy {
   int32_t tma_tokens;      ///< tokens of a TMA tile; 0: copied by threads, and the tensor maps are not to be used
   int32_t log2_tma_tiles;  ///< a column block (fp8: an fp8 block) has 2^log2_tma_tiles TMA tiles
   FastDiv page_size;
+  bool ds_mla;   ///< rows of KvFormat::kFp8DsMla
   bool v_in_k;   ///< values are the first components of their keys: one KV tile holds both
   bool aligned;  ///< copied by threads: 16-byte cp.async may be used
 };
@@ -25,8 +26,9 @@ struct KvCopy {
 /// The kernel's parameters. Tensor maps are among them, so that a captured graph holds them.
 struct MlaParams {
   struct TensorMaps {
-    CUtensorMap k;
-    CUtensorMap v;  ///< not set if v_in_k
+    CUtensorMap k;       ///< ds_mla: of the latents
+    CUtensorMap v;       ///< not set if v_in_k; ds_mla: of the RoPE parts
+    CUtensorMap scales;  ///< ds_mla: a token's four, 16 bytes
   };
   TensorMaps maps[kMaxSegments];
   CUtensorMap q_map;  ///< set if q_by_tma
@@ -49,8 +51,13 @@ MlaParams make_params(const AttentionParams& attention, DType mma_dtype);
 template <DType kDType, int32_t DimQk>
 void launch_rows(const AttentionParams& params, bool general, bool fp8, int32_t num_workers, Stream stream);
 
+/// The same where all keys and values are rows of fp8_ds_mla.
+template <bool General>
+void launch_rows_ds_mla(const AttentionParams& params, int32_t num_workers, Stream stream);
+
 /// MMAs with swapped operands: no work tile has more than kSwapAbRows packed rows. `kFp8`: of all keys and values.
-template <DType kDType, int32_t DimQk, Fp8 kFp8>
+/// `DsMla`: they are rows of fp8_ds_mla.
+template <DType kDType, int32_t DimQk, Fp8 kFp8, bool DsMla>
 void launch_swap_ab(const AttentionParams& params, int32_t num_workers, Stream stream);
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::mla

@@ -23,7 +23,7 @@ class Producer {
   static constexpr Fp8 kFp8 = Traits::kFp8;
 
  public:
-  __device__ __forceinline__ Producer(const MlaParams& params, unsigned char* smem, SharedStorage& storage)
+  __device__ __forceinline__ Producer(const MlaParams& params, unsigned char* smem, typename Traits::Storage& storage)
       : params_(params),
         storage_(storage),
         smem_(ptx::shared_address(smem)),
@@ -121,7 +121,7 @@ class Producer {
     return {find_tma_tile(tiles, 0, copy, pages), find_tma_tile(tiles, 32 >> copy.log2_tma_tiles, copy, pages)};
   }
   __device__ __forceinline__ bool is_fp8_segment(int32_t segment) const {
-    return kDequantizes && is_fp8(params_.attention.segments[segment].dtype);
+    return Traits::kDsMla ? kDequantizes : kDequantizes && is_fp8(params_.attention.segments[segment].dtype);
   }
 
   /// KV tiles of the CTA's first work tile whose loads are on their way when it is described. Their V is committed
@@ -135,7 +135,7 @@ class Producer {
   __device__ __forceinline__ void begin(const scheduler::WorkTile& work_tile, int32_t slot, Begun& begun) const {
     const KvCopy& copy = params_.copies[work_tile.segment];
     const KvTiles tiles = kv_tiles(work_tile);
-    const CUtensorMap& map = params_.maps[work_tile.segment].k;
+    const MlaParams::TensorMaps& maps = params_.maps[work_tile.segment];
     const bool fp8 = is_fp8_segment(work_tile.segment);
     if (tiles.count > 0 && copy.tma_tokens > 0) {
       begun.window = first_window(tiles, copy, page_table_row(work_tile));
@@ -147,9 +147,9 @@ class Producer {
     for (int32_t i = 0; i < num_begun; ++i) {
       const auto number = static_cast<uint32_t>(i);
       if (fp8) {
-        load_fp8_by_tma({number, tiles.first_token(i), true}, map, tiles, copy, i, begun.window, work_tile.kv_head);
+        load_fp8_by_tma({number, tiles.first_token(i), true}, maps, tiles, copy, i, begun.window, work_tile.kv_head);
       } else {
-        issue_tma({pipeline_state<L>(number), tiles.first_token(i), true}, map, tiles, copy, true, true, i,
+        issue_tma({pipeline_state<L>(number), tiles.first_token(i), true}, maps, tiles, copy, true, true, i,
                   begun.window, work_tile.kv_head);
       }
     }
@@ -180,7 +180,9 @@ class Producer {
     commit_work_tile(slot, q_by_tma);
     if (tiles.count == 0) return;
     const Boundary boundary{context.visible, context.custom_mask};
-    if (fp8) {
+    if constexpr (kDequantizes && Traits::kDsMla) {
+      load_fp8(tiles, boundary, work_tile, pages, begun.window, num_begun);
+    } else if (fp8) {
       load_fp8(tiles, boundary, work_tile, pages, begun.window, num_begun);
     } else if (by_tma) {
       load_by_tma(tiles, boundary, params_.maps[work_tile.segment], copy, pages, work_tile.kv_head, begun.window,
@@ -333,6 +335,8 @@ class Producer {
         const uint32_t target = smem_ + static_cast<uint32_t>(L::q_offset(row, i));
         if (by_16B) {
           ptx::cp_async_16(target, static_cast<const T*>(params.q) + at + i * kElementsPer16B, valid);
+        } else if (keeps_bfloat16(i / kQLanes)) {
+          copy_upcast_16B<__nv_bfloat16>(target, params.q, params.q_dtype, at + i * kElementsPer16B, valid);
         } else {
           copy_upcast_16B<T>(target, params.q, params.q_dtype, at + i * kElementsPer16B, valid);
         }
@@ -344,6 +348,10 @@ class Producer {
 #pragma unroll 1
       for (int32_t i = 0; i < kQRowSteps; ++i) convert_q_row(first_q_row() + i * kQRowStep);
     }
+  }
+  /// Whether a column block of Q meets keys that are bfloat16: the RoPE part of rows of fp8_ds_mla.
+  static __device__ __forceinline__ bool keeps_bfloat16(int32_t block) {
+    return Traits::kDsMla && block == kHeadDimV / 64;
   }
   /// Once the work tile is described.
   __device__ __forceinline__ void scale_rows(RowInfo& rows) const {
@@ -378,7 +386,11 @@ class Producer {
 #pragma unroll 3
     for (uint32_t i = 0; i < count; ++i) {
       uint4 chunk = ptx::ld_shared_16(first + i * L::kQBlockBytes);
-      to_float16(chunk, exponent);
+      if (keeps_bfloat16(static_cast<int32_t>(i))) {
+        divide_bfloat16(chunk, exponent);
+      } else {
+        to_float16(chunk, exponent);
+      }
       ptx::st_shared_16(first + i * L::kQBlockBytes, chunk);
     }
     if (lane == 0) storage_.q_factors[row] = power_of_two(exponent);
@@ -458,10 +470,10 @@ class Producer {
     }
     TileLoad first{};
     bool pending = false;
-    const auto load = [&](const CUtensorMap& map, bool has_k, bool has_v, int32_t i) {
+    const auto load = [&](bool has_k, bool has_v, int32_t i) {
       const TileLoad tile{pipeline_state<L>(num_kv_tiles_++), tiles.first_token(i), has_v};
       const bool at_boundary = has_v && boundary.has(tile.first);
-      issue_tma(tile, map, tiles, copy, has_k, at_boundary, i, window, head);
+      issue_tma(tile, maps, tiles, copy, has_k, at_boundary, i, window, head);
       if (pending) wait_and_scan(boundary, first);
       // The second tile is issued before the first is scanned. A later tile would wait for a stage that the consumers
       // release only once they have the tile that is to be scanned.
@@ -478,8 +490,8 @@ class Producer {
         window.here = window.next;
         window.next = find_tma_tile(tiles, i + at_once, copy, pages);  // in flight until it is needed
       }
-      load(maps.k, true, copy.v_in_k, i);
-      if (!copy.v_in_k) load(maps.v, false, true, i);
+      load(true, copy.v_in_k, i);
+      if (!copy.v_in_k) load(false, true, i);
     }
   }
 
@@ -496,11 +508,13 @@ class Producer {
 
   /// Issues the warp's part of KV tile `i`, a TMA tile a lane: the TMA tiles of the first column block, then those of
   /// the next. Their bytes and all arrivals go to the part's barrier, or to v_landed where V is not committed yet.
-  __device__ __forceinline__ void issue_tma(const TileLoad& tile, const CUtensorMap& map, const KvTiles& tiles,
-                                            const KvCopy& copy, bool has_k, bool at_boundary, int32_t i,
-                                            const PageWindow& window, int32_t head) const {
+  __device__ __forceinline__ void issue_tma(const TileLoad& tile, const MlaParams::TensorMaps& maps,
+                                            const KvTiles& tiles, const KvCopy& copy, bool has_k, bool at_boundary,
+                                            int32_t i, const PageWindow& window, int32_t head) const {
     if (warp_ >= kKvParts) return;
     const bool rope = warp_ == kRope;
+    const bool scales = Traits::kDsMla && warp_ == kVLeft;
+    const CUtensorMap& map = has_k && !(Traits::kDsMla && rope) ? maps.k : maps.v;
     const int32_t number = lane_ & ((1 << copy.log2_tma_tiles) - 1);
     const int32_t in_part = lane_ >> copy.log2_tma_tiles;
     const int32_t from_lane = (i << copy.log2_tma_tiles & 31) | number;
@@ -516,12 +530,20 @@ class Producer {
     producer_acquire(tile.state, warp_);
     if (lane_ == 0) {
       ptx::mbarrier_arrive(barrier, kFullArrivals - 1);
-      ptx::mbarrier_arrive_expect_tx(barrier, static_cast<uint32_t>((range.end - range.begin) * blocks * bytes));
+      const int32_t scale_bytes = scales ? kTokenScaleBytes * copy.tma_tokens : 0;
+      ptx::mbarrier_arrive_expect_tx(barrier,
+                                     static_cast<uint32_t>((range.end - range.begin) * (blocks * bytes + scale_bytes)));
     }
     __syncwarp();
     if (in_part < blocks && in_page >= 0) {
       if constexpr (kFp8 == Fp8::kNone) {
         ptx::tma_load_5d(to, &map, barrier, 0, in_page, block, head, page, ptx::evict_first_policy());
+      } else if constexpr (Traits::kDsMla) {
+        ptx::tma_load_5d(to, &map, barrier, rope ? 0 : 128 * block, in_page, 0, page, 0, ptx::evict_first_policy());
+        if (scales && in_part == 0) {
+          ptx::tma_load_5d(block_scales_of<Traits>(storage_, tile.state.stage, number * copy.tma_tokens), &maps.scales,
+                           barrier, 0, in_page, 0, page, 0, ptx::evict_first_policy());
+        }
       } else {
         ptx::tma_load_5d(to, &map, barrier, 128 * block, in_page, head, page, 0, ptx::evict_first_policy());
       }
@@ -559,24 +581,29 @@ class Producer {
                                            PageWindow& window, int32_t num_issued) {
     const SegmentParams& segment = params_.attention.segments[work_tile.segment];
     const KvCopy& copy = params_.copies[work_tile.segment];
+    fp8_producer_.begin_work_tile();
     if (warp_ == kFp8LoadWarp) {
       load_fp8_tiles(tiles, segment, work_tile, pages, window, num_issued);
+    } else if constexpr (Traits::kDsMla) {
+      dequantize_tiles<Fp8::kE4M3, true>(tiles, boundary, true);
+    } else if (Traits::kTakesDsMla && copy.ds_mla) {
+      if constexpr (Traits::kTakesDsMla) dequantize_tiles<Fp8::kE4M3, true>(tiles, boundary, true);
     } else if (segment.dtype == DType::kFloat8E4M3) {
-      dequantize_tiles<Fp8::kE4M3>(tiles, boundary, copy.v_in_k);
+      dequantize_tiles<Fp8::kE4M3, false>(tiles, boundary, copy.v_in_k);
     } else {
-      dequantize_tiles<Fp8::kE5M2>(tiles, boundary, copy.v_in_k);
+      dequantize_tiles<Fp8::kE5M2, false>(tiles, boundary, copy.v_in_k);
     }
     num_kv_tiles_ += static_cast<uint32_t>(copy.v_in_k ? tiles.count : 2 * tiles.count);
   }
 
-  template <Fp8 kFp8>
+  template <Fp8 kFp8, bool DsMla>
   __device__ __forceinline__ void dequantize_tiles(const KvTiles& tiles, const Boundary& boundary, bool v_in_k) {
     uint32_t number = num_kv_tiles_;
 #pragma unroll 1
     for (int32_t i = 0; i < (v_in_k ? tiles.count : 2 * tiles.count); ++i) {
       const bool is_k = v_in_k || i % 2 == 0;
       const Fp8Tile tile{number++, tiles.first_token(v_in_k ? i : i / 2), is_k};
-      fp8_producer_.template dequantize<kFp8>(tile, v_in_k || !is_k, boundary);
+      fp8_producer_.template dequantize<kFp8, DsMla>(tile, v_in_k || !is_k, boundary);
     }
   }
 
@@ -601,25 +628,23 @@ class Producer {
           window.here = window.next;
           window.next = find_tma_tile(tiles, i + at_once, copy, pages);  // in flight until it is needed
         }
-        load_fp8_by_tma({number++, first, true}, maps.k, tiles, copy, i, window, head);
-        if (!copy.v_in_k) load_fp8_by_tma({number++, first, false}, maps.v, tiles, copy, i, window, head);
+        load_fp8_by_tma({number++, first, true}, maps, tiles, copy, i, window, head);
+        if (!copy.v_in_k) load_fp8_by_tma({number++, first, false}, maps, tiles, copy, i, window, head);
       } else {
         const TokenPlace places[2] = {next[0], next[1]};
         find_tokens(tiles, i + 1, copy, pages, first_token, next);
-        fp8_producer_.load_by_threads({number++, first, true}, segment.k, segment.k_strides, copy.aligned, places,
-                                      head);
+        fp8_producer_.load_by_threads({number++, first, true}, segment.k, segment.k_strides, copy, places, head);
         if (copy.v_in_k) continue;
-        fp8_producer_.load_by_threads({number++, first, false}, segment.v, segment.v_strides, copy.aligned, places,
-                                      head);
+        fp8_producer_.load_by_threads({number++, first, false}, segment.v, segment.v_strides, copy, places, head);
       }
     }
   }
-  __device__ __forceinline__ void load_fp8_by_tma(const Fp8Tile& tile, const CUtensorMap& map, const KvTiles& tiles,
-                                                  const KvCopy& copy, int32_t i, const PageWindow& window,
-                                                  int32_t head) const {
+  __device__ __forceinline__ void load_fp8_by_tma(const Fp8Tile& tile, const MlaParams::TensorMaps& maps,
+                                                  const KvTiles& tiles, const KvCopy& copy, int32_t i,
+                                                  const PageWindow& window, int32_t head) const {
     if (warp_ != kFp8LoadWarp) return;
     const int32_t from_lane = i << copy.log2_tma_tiles & 31;
-    fp8_producer_.load_by_tma(tile, map, tiles, copy, window.here, from_lane, head);
+    fp8_producer_.load_by_tma(tile, maps, tiles, copy, window.here, from_lane, head);
   }
   /// The places of a lane's two tokens of KV tile `i`.
   __device__ __forceinline__ void find_tokens(const KvTiles& tiles, int32_t i, const KvCopy& copy, const int32_t* pages,
@@ -693,7 +718,16 @@ class Producer {
 
   __device__ __forceinline__ void copy_part(const TileLoad& tile, int32_t part, const Source& source, int64_t begin,
                                             bool aligned) const {
-    const int32_t chunks = part == kRope ? kHeadDimRope / kChunkElements : 8 * L::kHalfColumnBlocks;  // a power of two
+    constexpr int32_t kRopeChunks = Traits::kDsMla ? kHeadDimRope / kElementsPer16B : kHeadDimRope / kChunkElements;
+    const int32_t chunks = part == kRope ? kRopeChunks : 8 * L::kHalfColumnBlocks;  // a power of two
+    if constexpr (Traits::kDsMla) {  // of the lane's token; between the latent and the RoPE part of a row
+      if (part == kVLeft && lane_ < 16) {
+        ptx::cp_async_16(block_scales_of<Traits>(storage_, tile.state.stage, 16 * warp_ + lane_),
+                         static_cast<const uint8_t*>(source.data) + (begin < 0 ? 0 : begin + kDsMlaScalesOffset),
+                         begin >= 0);
+      }
+      if (part == kRope && begin >= 0) begin += kTokenScaleBytes;
+    }
     const int32_t log2_chunks = 31 - __clz(chunks);
 #pragma unroll 1
     for (int32_t n = lane_; n < 16 * chunks; n += 32) {
@@ -718,7 +752,7 @@ class Producer {
   }
 
   const MlaParams& params_;
-  SharedStorage& storage_;
+  typename Traits::Storage& storage_;
   const uint32_t smem_;
   const uint32_t kv_full_;
   const uint32_t kv_empty_;

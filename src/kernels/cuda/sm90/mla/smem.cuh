@@ -2,6 +2,7 @@
 
 #include <type_traits>
 
+#include "folio/types/ds_mla.hpp"
 #include "kernels/cuda/common/epilogue.cuh"
 #include "kernels/cuda/sm90/mla/launch.hpp"
 #include "ptx/barrier.cuh"
@@ -51,8 +52,10 @@ struct WorkTileContext {
 /// What the consumer that computed P of a KV tile tells the other one, row by row: row_max, this tile included, and the
 /// factor of what was accumulated before. One each for even and odd KV tiles.
 struct TileStats {
-  float2 rows[kBlockM];                ///< row_max, the factor
-  uint32_t rescales[kWarpgroupWarps];  ///< for each warp: whether any factor of the tile is not 1
+  float2 rows[kBlockM];  ///< row_max, the factor
+  /// For each warp: 1 if any factor of the tile is not 1. fp8_ds_mla: that is the lowest bit of the unit, this tile
+  /// included, which is a power of two.
+  uint32_t rescales[kWarpgroupWarps];
 };
 
 constexpr int32_t kMaxStages = Layout<kBlockM, 1>::kStages;
@@ -79,6 +82,16 @@ struct SharedStorage {
   uint64_t row_sum_full[kWarpgroupWarps];
 };
 
+/// Of rows of fp8_ds_mla in a KV tile, token by token. They land with the left half of V.
+struct alignas(128) BlockScales {
+  float tokens[kBlockN][kDsMlaBlocks];
+};
+struct RowsStorage : SharedStorage {
+  /// fp8_ds_mla: powers of two that keys and values of a KV tile have been divided by, so that float16 holds them.
+  float units[RowsLayout::kStages];
+  BlockScales block_scales[RowsLayout::kStages];
+};
+
 /// The same where operands are swapped: tokens are rows of MMAs, so a packed row is spread over all warps.
 struct SwapAbStorage : SharedStorage {
   struct TileStats {
@@ -94,10 +107,19 @@ struct SwapAbStorage : SharedStorage {
   float row_max[kWorkTileSlots][kSwapAbRows];
   uint64_t swap_ab_row_sum_full[kWorkTileSlots];
 };
+/// ... and keys are rows of fp8_ds_mla.
+struct SwapAbDsMlaStorage : SwapAbStorage {
+  BlockScales block_scales[kMaxStages];
+  /// Of a KV tile, in v_unit: by the block and the token that is a row of MMAs.
+  __half v_scales[kMaxStages][kDsMlaBlocks][kBlockN];
+  float tile_scale[kWarpgroupWarps];  ///< the warps' largest block scales
+  float v_unit[kWorkTileSlots];       ///< of a work tile: see SwapAbConsumer::v_unit_
+};
 
 /// What an instantiation is for. `kDequantizes`: q, keys or values may be fp8, which the producer dequantizes. `kFp8`:
-/// all keys and values are fp8 and stay so in the KV pipeline; only where operands are swapped.
-template <typename Element, int32_t DimQk, int32_t BlockM, bool Dequantizes, Fp8 Kind>
+/// all keys and values are fp8 and stay so in the KV pipeline; only where operands are swapped. `kDsMla`: all keys and
+/// values are rows of fp8_ds_mla. Latents are multiplied as float16, RoPE parts as bfloat16.
+template <typename Element, int32_t DimQk, int32_t BlockM, bool Dequantizes, Fp8 Kind, bool DsMla = false>
 struct Traits {
   using T = Element;  ///< of MMAs
   static constexpr int32_t kDimQk = DimQk;
@@ -105,21 +127,39 @@ struct Traits {
   static constexpr int32_t kBlockM = BlockM;
   static constexpr bool kSwapsAb = swaps_ab(BlockM);
   static constexpr bool kDequantizes = Dequantizes;
+  /// Whether keys and values may be rows of fp8_ds_mla.
+  static constexpr bool kTakesDsMla = DsMla || (Dequantizes && kHasRope && std::is_same_v<Element, __nv_bfloat16>);
   static constexpr Fp8 kFp8 = Kind;
+  static constexpr bool kDsMla = DsMla;
   using L = Layout<BlockM, element_bytes(Kind)>;
-  using Storage = std::conditional_t<kSwapsAb, SwapAbStorage, SharedStorage>;
+  using Storage =
+      std::conditional_t<kSwapsAb, std::conditional_t<DsMla, SwapAbDsMlaStorage, SwapAbStorage>, RowsStorage>;
   /// Where consumers dequantize, a warpgroup of its own computes P and the others only multiply it by V.
   static constexpr bool kSplitsRoles = Kind != Fp8::kNone;
   static constexpr int32_t kThreads = kWarpgroupThreads * (1 + kConsumers + (kSplitsRoles ? 1 : 0));
   /// Registers per thread until warpgroups get shares of their own. With 128 and three warpgroups, a CTA of the combine
   /// fits beside the kernel's and waits there.
   static constexpr int32_t kRegisters = kSwapsAb ? 128 : 168;
-  static constexpr int32_t kConsumerRegisters = kSplitsRoles ? 136 : (kSwapsAb ? 152 : (Dequantizes ? 208 : 216));
-  static constexpr int32_t kScoresRegisters = kSplitsRoles ? 152 : 0;
+  static constexpr int32_t kConsumerRegisters = kSplitsRoles ? 128 : (kSwapsAb ? 152 : (Dequantizes ? 208 : 216));
+  static constexpr int32_t kScoresRegisters = kSplitsRoles ? (DsMla ? 184 : 176) : 0;
   static constexpr int32_t kProducerRegisters =
       kThreads / kWarpgroupThreads * kRegisters - kConsumers * kConsumerRegisters - kScoresRegisters;
   static_assert(kSwapsAb ? !Dequantizes : Kind == Fp8::kNone);
+  static_assert(!DsMla || (kHasRope && std::is_same_v<Element, __half>));
+  static_assert(!DsMla || (kSwapsAb ? Kind == Fp8::kE4M3 : Dequantizes));
 };
+
+/// Bytes of a token's block scales, and where those of a token of a KV tile are.
+constexpr int32_t kTokenScaleBytes = sizeof(BlockScales::tokens[0]);
+template <typename Traits>
+__device__ __forceinline__ uint32_t block_scales_of(typename Traits::Storage& storage, uint32_t stage, int32_t token) {
+  if constexpr (Traits::kTakesDsMla) {
+    return ptx::shared_address(storage.block_scales) +
+           (stage * kBlockN + static_cast<uint32_t>(token)) * static_cast<uint32_t>(kTokenScaleBytes);
+  } else {
+    return 0;
+  }
+}
 
 /// Bytes of dynamic shared memory, including what aligns it to 1024.
 template <typename Traits>

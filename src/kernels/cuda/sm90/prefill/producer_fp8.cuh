@@ -246,10 +246,10 @@ class Fp8Producer : public Producer<__half, kFp8Dim, kFp8Dim, kVariant> {
 #pragma unroll
     for (int32_t i = 0; i < Count; ++i) {
       const int32_t atom = (begin + i) / 2;
-      store_dequantized<__half, kFp8>(
+      store_dequantized(
           mine + tma_tile_offset<TmaTiles>(atom / kTmaAtoms) +
               static_cast<uint32_t>(atom % kTmaAtoms * atom_row_bytes(kFp8Dim) + i % 2 * atom_bytes(kFp8Dim)),
-          lane_layout_, fp8[i]);
+          lane_layout_, dequantized<__half, kFp8>(fp8[i]));
     }
     return nonfinite;
   }
