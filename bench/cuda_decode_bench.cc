@@ -17,7 +17,7 @@
 #include "folio/types/ds_mla.hpp"
 #include "page_read.hpp"
 
-/// Decode and verify of one layer on a GPU, beside reads of the same pages by TMA and by threads, the
+/// Decode, verify and mixed batches of one layer on a GPU, beside reads of the same pages by TMA and by threads, the
 /// faster of which is what it is compared with: each in a CUDA graph, one after the other, over several page tables in
 /// turn that together exceed the L2; medians. Needs a GPU of compute capability 9.0.
 ///   folio_cuda_decode_bench [KERNEL [LABEL [ROUNDS]]]: of all rows, those whose label contains LABEL, or of "=LABEL"
@@ -39,11 +39,17 @@ struct Row {
   bool ds_mla = false;    ///< MLA over rows of fp8_ds_mla
   int32_t page_size = 16;
   int32_t q_len = 1;
+  std::vector<int32_t> prompts{};  ///< new tokens of the first requests, instead of q_len
   DType kv = DType::kBFloat16;
   bool hnd = false;
   float soft_cap = 0.0f;
   bool device_plan = false;  ///< the graph plans, too, from lengths on the GPU
 };
+
+/// New tokens of a request.
+int32_t q_len_of(const Row& row, size_t request) {
+  return request < row.prompts.size() ? row.prompts[request] : row.q_len;
+}
 
 /// A graph of one call.
 class Graph {
@@ -113,7 +119,16 @@ double median(std::vector<double> times) {
 
 void measure(const Row& row, const std::string& kernel, cudaStream_t native, int rounds) {
   const auto num_requests = static_cast<int32_t>(row.kv_len.size());
-  const int32_t num_tokens = num_requests * row.q_len;
+  std::vector<int32_t> cu_q{0}, indptr{0};
+  double keys = 0.0;
+  int32_t max_q_len = 0;
+  for (size_t r = 0; r < row.kv_len.size(); ++r) {
+    cu_q.push_back(cu_q.back() + q_len_of(row, r));
+    indptr.push_back(indptr.back() + (row.kv_len[r] + row.page_size - 1) / row.page_size);
+    keys += row.kv_len[r];
+    max_q_len = std::max(max_q_len, q_len_of(row, r));
+  }
+  const int32_t num_tokens = cu_q.back();
   const int32_t longest = *std::max_element(row.kv_len.begin(), row.kv_len.end());
   AttentionConfig config;
   config.num_q_heads = row.q_heads;
@@ -128,18 +143,11 @@ void measure(const Row& row, const std::string& kernel, cudaStream_t native, int
   if (row.soft_cap > 0.0f) config.features = Feature::kSoftCap;
   PrepareOptions options;
   options.force_kernel = kernel;
-  if (row.device_plan) options.bounds = GraphBounds{num_requests, num_tokens, row.q_len, longest, 0};
+  if (row.device_plan) options.bounds = GraphBounds{num_requests, num_tokens, max_q_len, longest, 0};
   const AttentionOp op = prepare(Context::cuda(0), config, options);
   PlanBuffer buffer = make_plan_buffer(op);
   const Stream stream{native};
 
-  std::vector<int32_t> cu_q{0}, indptr{0};
-  double keys = 0.0;
-  for (const int32_t length : row.kv_len) {
-    cu_q.push_back(cu_q.back() + row.q_len);
-    indptr.push_back(indptr.back() + (length + row.page_size - 1) / row.page_size);
-    keys += length;
-  }
   const auto element = static_cast<size_t>(size_of(row.kv));
   // Reads take keys and values from two halves of memory, attention those of MLA from one.
   const int32_t token_elements = row.ds_mla ? kDsMlaRowBytes : row.kv_heads * (row.mla ? dim_qk : dim_qk + dim_v);
@@ -181,7 +189,7 @@ void measure(const Row& row, const std::string& kernel, cudaStream_t native, int
   batch.where = row.device_plan ? Where::kDevice : Where::kHost;
   batch.num_requests = num_requests;
   batch.num_tokens = num_tokens;
-  batch.max_q_len = row.q_len;
+  batch.max_q_len = max_q_len;
   batch.max_kv_len = longest;
   batch.cu_q = row.device_plan ? device_cu_q.as<int32_t>() : cu_q.data();
   batch.segments = {&lengths, 1};
@@ -303,6 +311,8 @@ std::vector<Row> rows() {
     all.push_back({.name = "64x4096 dim " + std::to_string(dim), .kv_len = many, .head_dim = dim});
   }
   all.push_back({.name = "64x4096 fp8", .kv_len = many, .kv = DType::kFloat8E4M3});
+  all.push_back({.name = "64x4096 fp8 HND", .kv_len = many, .kv = DType::kFloat8E4M3, .hnd = true});
+  all.push_back({.name = "256x1024 fp8", .kv_len = std::vector<int32_t>(256, 1024), .kv = DType::kFloat8E4M3});
   all.push_back({.name = "8x32768 fp8", .kv_len = few, .kv = DType::kFloat8E4M3});
   all.push_back({.name = "1x131072 fp8", .kv_len = {131072}, .kv = DType::kFloat8E4M3});
   for (const int32_t tokens : {2, 4, 8}) {
@@ -325,6 +335,18 @@ std::vector<Row> rows() {
     all.push_back({.name = "short 8x8192" + suffix, .kv_len = std::vector<int32_t>(8, 8192), .device_plan = device});
   }
   all.push_back({.name = "64x4096 and plan", .kv_len = many, .device_plan = true});
+  for (const auto& [name, prompts, prompt_kv, decodes] :
+       {std::tuple{"mixed 4x1024, 60x4096", std::vector<int32_t>(4, 1024), 1024, std::vector<int32_t>(60, 4096)},
+        {"mixed 1x512, 64x4096", {512}, 512, many},
+        {"mixed 1x2048, 128x4096", {2048}, 2048, std::vector<int32_t>(128, 4096)},
+        {"mixed 1x512 behind 8192, 64x1024", {512}, 8704, std::vector<int32_t>(64, 1024)},
+        {"mixed 1x8192, 32x2048", {8192}, 8192, std::vector<int32_t>(32, 2048)}}) {
+    std::vector<int32_t> lengths(prompts.size(), prompt_kv);
+    lengths.insert(lengths.end(), decodes.begin(), decodes.end());
+    all.push_back({.name = name, .kv_len = lengths, .prompts = prompts});
+    all.push_back(
+        {.name = std::string(name) + " and plan", .kv_len = lengths, .prompts = prompts, .device_plan = true});
+  }
   for (const int32_t heads : {16, 64, 128}) {
     for (const int32_t page : {16, 64}) {
       for (const auto& [requests, length] : {std::pair{64, 4096},

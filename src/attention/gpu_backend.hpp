@@ -166,6 +166,8 @@ class GpuBackend : public GpuKernels {
   virtual std::unique_ptr<GpuSchedule> make_schedule(int32_t most_workers) const = 0;
   virtual void launch(const kernels::cuda::AttentionKernel& kernel, const kernels::cuda::AttentionParams& params,
                       const kernels::cuda::LaunchShape& shape, Stream stream) const = 0;
+  virtual void combine(const kernels::cuda::AttentionKernel& kernel, const kernels::cuda::AttentionParams& params,
+                       const kernels::cuda::LaunchShape& shape, Stream stream) const = 0;
   virtual void synchronize(Stream stream) const = 0;
   virtual bool is_capturing(Stream stream) const = 0;
   /// Device memory, aligned to 256 bytes. Freeing it waits for what is enqueued. Throws kOutOfMemory.

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <array>
 #include <initializer_list>
-#include <optional>
 
 #include "attention/run_args.hpp"
 #include "core/error.hpp"
@@ -131,27 +130,48 @@ cuda::AttentionParams gpu_params(const detail::PlanBufferState& plan, const Atte
   return params;
 }
 
-/// Adds what a pass's kernel takes of that pass's plan.
-void set_pass(const detail::PlanBufferState& plan, size_t pass, cuda::AttentionParams& params) {
-  const GpuPlanMemory& memory = *plan.passes[pass].gpu;
-  params.plan = memory.image();
-  params.tile_counters = memory.tile_counters();
-  params.combine_counters = combines_in_kernel(plan, pass) ? memory.combine_counters() : nullptr;
+/// Adds the pass that a run launches beside `pass`, if both kernels can share the GPU. Passes are at most two.
+void set_other_pass(const detail::PlanBufferState& plan, size_t pass, cuda::AttentionParams& params) {
+  static_assert(cuda::kMaxPasses == 2);
+  if (plan.passes.size() < 2 || !is_launched(plan, 1 - pass)) return;
+  const cuda::AttentionKernel& prefill = *plan.op->passes[0].gpu_kernel;
+  const cuda::AttentionKernel& decode = *plan.op->passes[1].gpu_kernel;
+  if (prefill.pass_cost == nullptr || decode.pass_cost == nullptr) return;
+  params.other_plan = plan.passes[1 - pass].gpu->image();
+  params.prefill_cost = prefill.pass_cost(plan.op->config);
+  params.decode_cost = decode.pass_cost(plan.op->config);
 }
 
-/// Enqueues one pass. `params`: set_pass has been called for it.
-void launch_pass(const detail::PlanBufferState& plan, size_t pass, const cuda::AttentionParams& params, Stream stream) {
+/// Adds what a pass's kernel takes of that pass's plan. `partials`: the pass's partial rows begin there.
+cuda::AttentionParams params_of_pass(const detail::PlanBufferState& plan, size_t pass, cuda::AttentionParams params,
+                                     int64_t partials) {
+  const GpuPlanMemory& memory = *plan.passes[pass].gpu;
+  params.plan = memory.image();
+  set_other_pass(plan, pass, params);
+  params.tile_counters = memory.tile_counters();
+  params.combine_counters = combines_in_kernel(plan, pass) ? memory.combine_counters() : nullptr;
+  params.partial_acc += partials * plan.op->config.head_dim_v;
+  params.partial_row_max += partials;
+  params.partial_row_sum += partials;
+  params.other_partials = pass == 0 ? partial_rows(plan, 0) : 0;
+  return params;
+}
+
+cuda::LaunchShape shape_of_pass(const detail::PlanBufferState& plan, size_t pass) {
   const detail::OpState& op = *plan.op;
-  const bool may_combine = may_be_captured(plan) || plan.passes[pass].view.num_combine_tiles > 0;
-  const cuda::LaunchShape shape{.q = op.config.q,
-                                .kv = op.config.kv,
-                                .ragged_kv = op.config.ragged_kv,
-                                .ds_mla = op.config.kv_format == KvFormat::kFp8DsMla,
-                                .num_workers = op.passes[pass].scheduler.num_workers,
-                                .combine = may_combine && params.combine_counters == nullptr,
-                                .max_rows = plan.passes[pass].most_tile_rows,
-                                .fp8_mma = op.passes[pass].fp8_mma};
-  op.gpu()->launch(*op.passes[pass].gpu_kernel, params, shape, stream);
+  return {.q = op.config.q,
+          .kv = op.config.kv,
+          .ragged_kv = op.config.ragged_kv,
+          .ds_mla = op.config.kv_format == KvFormat::kFp8DsMla,
+          .num_workers = op.passes[pass].scheduler.num_workers,
+          .max_rows = plan.passes[pass].most_tile_rows,
+          .fp8_mma = op.passes[pass].fp8_mma};
+}
+
+/// Whether a launch may leave splits that a second kernel combines.
+bool may_combine(const detail::PlanBufferState& plan, size_t pass) {
+  if (combines_in_kernel(plan, pass)) return false;
+  return may_be_captured(plan) || plan.passes[pass].view.num_combine_tiles > 0;
 }
 
 }  // namespace
@@ -172,27 +192,24 @@ void check_gpu_args(const detail::PlanBufferState& plan, const AttentionArgs& ar
 
 void run_on_gpu(const detail::PlanBufferState& plan, const AttentionArgs& args, const WorkspaceLayout& layout,
                 std::byte* workspace, Stream stream) {
-  cuda::AttentionParams params = gpu_params(plan, args, layout, workspace);
-  // The first pass that is launched is on the caller's stream. The others' streams fork before it.
-  std::array<std::optional<Fork>, cuda::kMaxPasses> forks;
-  bool first = true;
+  const detail::OpState& op = *plan.op;
+  const cuda::AttentionParams params = gpu_params(plan, args, layout, workspace);
+  std::array<cuda::AttentionParams, cuda::kMaxPasses> of_pass;
+  int64_t partials = 0;  // the passes' lie one after the other
+  for (size_t pass = 0; pass < plan.passes.size(); ++pass) {
+    of_pass[pass] = params_of_pass(plan, pass, params, partials);
+    partials += partial_rows(plan, pass);
+  }
+  // The passes' kernels follow one another: the second begins beside the first by programmatic dependent launch. The
+  // combine comes behind both.
   for (size_t pass = 0; pass < plan.passes.size(); ++pass) {
     if (!is_launched(plan, pass)) continue;
-    if (!first) forks[pass].emplace(*plan.passes[pass].side, stream);
-    first = false;
+    op.gpu()->launch(*op.passes[pass].gpu_kernel, of_pass[pass], shape_of_pass(plan, pass), stream);
   }
   for (size_t pass = 0; pass < plan.passes.size(); ++pass) {
-    if (is_launched(plan, pass)) {
-      set_pass(plan, pass, params);
-      launch_pass(plan, pass, params, forks[pass] ? forks[pass]->stream() : stream);
-    }
-    const int64_t rows = partial_rows(plan, pass);  // the next pass's lie behind them
-    params.partial_acc += rows * plan.op->config.head_dim_v;
-    params.partial_row_max += rows;
-    params.partial_row_sum += rows;
-  }
-  for (std::optional<Fork>& fork : forks) {
-    if (fork) fork->join();
+    if (!is_launched(plan, pass) || !may_combine(plan, pass)) continue;
+    op.gpu()->combine(*op.passes[pass].gpu_kernel, of_pass[pass], shape_of_pass(plan, pass), stream);
+    if (of_pass[pass].other_plan != nullptr) break;  // which this one takes, too
   }
 }
 

@@ -53,10 +53,11 @@ struct OpState {
 /// The plan of one pass.
 struct PassPlan {
   scheduler::PlanStorage storage{};
-  scheduler::PlanView view{};                        ///< what the host knows of it
-  std::unique_ptr<attention::GpuPlanMemory> gpu{};   ///< null on a CPU
-  int32_t most_tile_rows = 0;                        ///< on a GPU: no work tile has more packed rows
-  std::unique_ptr<attention::GpuSideStream> side{};  ///< null of the first pass, whose work is on the caller's stream
+  scheduler::PlanView view{};                       ///< what the host knows of it
+  std::unique_ptr<attention::GpuPlanMemory> gpu{};  ///< null on a CPU
+  int32_t most_tile_rows = 0;                       ///< on a GPU: no work tile has more packed rows
+  /// Where the pass is planned on the device; null of the first pass and of sealed plans.
+  std::unique_ptr<attention::GpuSideStream> side{};
 };
 
 struct PlanBufferState {

@@ -164,12 +164,10 @@ SealedPlan::SealedPlan(const AttentionOp& op) : owned_(std::make_unique<detail::
   const GpuBackend* const gpu = op.state().gpu();
   int32_t most_workers = 0;
   for (const detail::Pass& pass : op.state().passes) {
-    const bool first = state_.passes.empty();
     detail::PassPlan& sealed = state_.passes.emplace_back();
     if (gpu == nullptr) continue;
     most_workers = std::max(most_workers, pass.scheduler.num_workers);
     sealed.gpu = std::make_unique<SealedImage>();
-    if (!first) sealed.side = gpu->make_side_stream();
   }
   if (gpu == nullptr) return;
   schedule_ = gpu->make_schedule(most_workers);

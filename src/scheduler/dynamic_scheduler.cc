@@ -96,6 +96,7 @@ class DynamicScheduler {
     view.num_dynamic_tiles = static_cast<int32_t>(heads_ * all_dynamic_tiles_);
     view.num_combine_tiles = static_cast<int32_t>(arrays_.combine_tiles.size());
     view.num_partial_rows = static_cast<int32_t>(heads_ * partial_rows_);
+    view.work_cost = heads_ * space_.total;
     view.work_tiles = work_tiles_;
     view.combine_tiles = arrays_.combine_tiles.data();
     view.combine_sources = arrays_.combine_sources.data();

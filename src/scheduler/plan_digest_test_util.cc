@@ -74,9 +74,11 @@ std::map<std::pair<int32_t, int32_t>, std::string> fold_orders(const PlanView& p
 }
 
 std::vector<int64_t> serialise(const PlanView& plan) {
-  std::vector<int64_t> all{plan.num_requests,      plan.num_tokens,       plan.num_segments,
-                           plan.num_workers,       plan.num_work_tiles,   plan.num_dynamic_tiles,
-                           plan.num_combine_tiles, plan.num_partial_rows, static_cast<int64_t>(plan.custom_mask_scope)};
+  std::vector<int64_t> all{plan.num_requests,      plan.num_tokens,
+                           plan.num_segments,      plan.num_workers,
+                           plan.num_work_tiles,    plan.num_dynamic_tiles,
+                           plan.num_combine_tiles, plan.num_partial_rows,
+                           plan.work_cost,         static_cast<int64_t>(plan.custom_mask_scope)};
   const auto add = [&all](const auto* data, int64_t count) {
     all.push_back(data == nullptr && count > 0 ? -1 : count);
     if (data != nullptr) all.insert(all.end(), data, data + count);

@@ -104,7 +104,8 @@ struct PlanView {
   int32_t num_dynamic_tiles = 0;
   int32_t num_combine_tiles = 0;
   int32_t num_partial_rows = 0;
-  const int32_t* cu_q = nullptr;         ///< [R + 1]
+  int64_t work_cost = 0;          ///< Schedule::kDynamic: of all work tiles, in the units of SchedulerConfig::tile_cost
+  const int32_t* cu_q = nullptr;  ///< [R + 1]
   const int32_t* q_first_pos = nullptr;  ///< [R], never null
   const SegmentLengths* segments = nullptr;
   const int32_t* worker_indptr = nullptr;  ///< [num_workers + 1], work tiles; null in a dynamic schedule

@@ -13,8 +13,10 @@ sm90::TensorMapEncoder sm90::tensor_map_encoder() {
   return emulation::encode_map;
 }
 
-void launch_combine(const AttentionParams& params, int32_t, Stream, bool, int32_t) {
-  const scheduler::PlanView& plan = params.plan->view;
+namespace {
+
+/// `first_partial`: the plan's first partial row.
+void combine_plan(const AttentionParams& params, const scheduler::PlanView& plan, int64_t first_partial) {
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
   for (int32_t m = 0; m < plan.num_combine_tiles; ++m) {
     const scheduler::CombineTile& item = plan.combine_tiles[m];
@@ -24,8 +26,8 @@ void launch_combine(const AttentionParams& params, int32_t, Stream, bool, int32_
         float sum = 0.0f;
         float acc = 0.0f;
         for (int32_t s = item.source_begin; s < item.source_end; ++s) {
-          const int32_t partial = plan.combine_sources[s] + row - item.row_begin;
-          const float other = params.partial_acc[int64_t{partial} * params.head_dim_v + d];
+          const int64_t partial = first_partial + plan.combine_sources[s] + row - item.row_begin;
+          const float other = params.partial_acc[partial * params.head_dim_v + d];
           const Fold f = fold_factors(max, sum, params.partial_row_max[partial], params.partial_row_sum[partial]);
           sum = fold(f, sum, params.partial_row_sum[partial]);
           max = f.max;
@@ -38,6 +40,13 @@ void launch_combine(const AttentionParams& params, int32_t, Stream, bool, int32_
       }
     }
   }
+}
+
+}  // namespace
+
+void launch_combine(const AttentionParams& params, int32_t, Stream, bool, int32_t) {
+  combine_plan(params, params.plan->view, 0);
+  if (params.other_plan != nullptr) combine_plan(params, params.other_plan->view, params.other_partials);
 }
 
 }  // namespace folio::inline v0::kernels::cuda

@@ -22,8 +22,11 @@ void launch_instantiation(const AttentionParams& attention, const LaunchShape& s
   DecodeParams params{};
   params.attention = attention;
   set_copies(params, {kDimQk, kDimV, element_bytes(kFp8)});
-  emulation::run_grid(shape.num_workers, cta_threads({kDimQk, kDimV}), smem_bytes<kDimQk, kDimV, kFp8>(), ++seed, [&] {
-    if (shape.max_rows <= kTileRows) {
+  const bool low = shape.max_rows <= kTileRows;
+  const int32_t bytes =
+      low ? smem_bytes<kDimQk, kDimV, kFp8, kTileRows>() : smem_bytes<kDimQk, kDimV, kFp8, kMaxRows>();
+  emulation::run_grid(shape.num_workers, cta_threads({kDimQk, kDimV}), bytes, ++seed, [&] {
+    if (low) {
       run_cta<T, kDimQk, kDimV, kFp8, kTileRows>(params, emulation::shared_memory());
     } else {
       run_cta<T, kDimQk, kDimV, kFp8, kMaxRows>(params, emulation::shared_memory());

@@ -93,6 +93,10 @@ class EmulatedGpu final : public GpuBackend {
               Stream stream) const override {
     kernel.launch(params, shape, stream);
   }
+  void combine(const cuda::AttentionKernel& kernel, const cuda::AttentionParams& params, const cuda::LaunchShape& shape,
+               Stream stream) const override {
+    kernel.combine(params, shape, stream);
+  }
   void synchronize(Stream) const override {}
   bool is_capturing(Stream) const override { return false; }
   std::shared_ptr<void> allocate(size_t bytes) const override {

@@ -74,8 +74,13 @@ cuda::AttentionKernel pass(const char* name, decltype(cuda::AttentionKernel::lau
           .tile_cost = 96,
           .row_cost = 1,
           .start_cost = 48,
+          .pass_cost =
+              [](const AttentionConfig&) {
+                return cuda::PassCost{1.0f, 0.0f};
+              },
           .double_rows = double_rows,
-          .launch = launch};
+          .launch = launch,
+          .combine = cuda::sm90::decode::kSm90DecodeKernel.combine};
 }
 const cuda::AttentionKernel kDecode = pass("decode", [](const auto& params, const auto& shape, Stream stream) {
   note_and_launch("decode", params, shape, stream);
@@ -87,7 +92,9 @@ cuda::AttentionKernel with_fp8_mma(cuda::AttentionKernel kernel) {
 }
 const cuda::AttentionKernel kPrefill =
     with_fp8_mma(pass("prefill", [](const auto& params, const auto& shape, Stream stream) {
-      note_and_launch("prefill", params, shape, stream);
+      cuda::AttentionParams alone = params;
+      alone.other_plan = nullptr;  // all CTAs work: this stand-in is not the prefill kernel
+      note_and_launch("prefill", alone, shape, stream);
     }));
 
 template <const cuda::AttentionKernel& Decode>

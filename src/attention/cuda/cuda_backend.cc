@@ -88,6 +88,10 @@ class CudaBackend final : public CudaKernels {
               const kernels::cuda::LaunchShape& shape, Stream stream) const override {
     launch_on(info_.index, [&] { kernel.launch(params, shape, stream); });
   }
+  void combine(const kernels::cuda::AttentionKernel& kernel, const kernels::cuda::AttentionParams& params,
+               const kernels::cuda::LaunchShape& shape, Stream stream) const override {
+    launch_on(info_.index, [&] { kernel.combine(params, shape, stream); });
+  }
   std::shared_ptr<void> allocate(size_t bytes) const override {
     const gpu::DeviceScope scope(info_.index);
     const auto memory = std::make_shared<gpu::DeviceMemory>(bytes);

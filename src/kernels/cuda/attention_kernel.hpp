@@ -55,9 +55,17 @@ struct RopeParams {
   float scale = 1.0f;
 };
 
+/// What a pass takes of one SM's time, about; in nanoseconds.
+struct PassCost {
+  float unit = 0.0f;       ///< for a unit of PlanView::work_cost
+  float work_tile = 0.0f;  ///< for a work tile, besides
+};
+
 /// One layer's launch. Copied into the kernel's parameters, so that a captured graph needs nothing of the host's.
 struct AttentionParams {
   const scheduler::PlanImageHeader* plan = nullptr;
+  /// Of the op's other pass, which runs at the same time on other SMs (decision 0076). Null: there is none.
+  const scheduler::PlanImageHeader* other_plan = nullptr;
   SegmentParams segments[kMaxSegments];
   int32_t num_q_heads = 0;
   int32_t num_kv_heads = 0;
@@ -93,8 +101,11 @@ struct AttentionParams {
   uint32_t* tile_counters = nullptr;
   /// Of a kernel that combines splits itself: [workers], all zero when a launch begins; the launch leaves them so. It
   /// combines the partials of the work tiles that name a combine tile. Null: a second kernel does it
-  /// (LaunchShape::combine).
+  /// (AttentionKernel::combine).
   uint32_t* combine_counters = nullptr;
+  PassCost prefill_cost;  ///< of the passes of an op that has both
+  PassCost decode_cost;
+  int64_t other_partials = 0;  ///< partial rows from this pass's first to the other's, where those come behind
 };
 
 /// What a launch needs besides the parameters.
@@ -104,7 +115,6 @@ struct LaunchShape {
   DType ragged_kv = DType::kUnset;
   bool ds_mla = false;  ///< the config's format is kFp8DsMla
   int32_t num_workers = 0;
-  bool combine = true;           ///< false: nothing was split, or the kernel combines splits itself
   int32_t max_rows = INT32_MAX;  ///< no work tile has more packed rows
   bool fp8_mma = false;          ///< see AttentionKernel::fp8_mma
 };
@@ -139,6 +149,8 @@ struct AttentionKernel {
   /// Of what it takes: where it multiplies fp8 q, k and v by FP8 MMA and rounds p to e4m3, if that is permitted
   /// (PrepareOptions::allow_fp8_mma). Null: nowhere.
   bool (*fp8_mma)(const AttentionConfig& config) = nullptr;
+  /// Of kernels that can share the GPU with another pass (AttentionParams::other_plan). Null: it cannot.
+  PassCost (*pass_cost)(const AttentionConfig& config) = nullptr;
   /// Takes AttentionParams::combine_counters: the launch combines its own splits.
   bool combines_in_kernel = false;
   /// Packed rows of a double-height work tile: more than TileShape::rows, by a launch of its own
@@ -149,8 +161,12 @@ struct AttentionKernel {
   /// no request more rows has work tiles of so many, unless segments may be shared (decision 0074). 0: there is no such
   /// launch.
   int32_t low_rows = 0;
-  /// Enqueues one layer. Allocates and waits for nothing. Throws Error(kDeviceError). Null where there are `passes`.
+  /// Enqueues one layer, but for the combine of its splits. Allocates and waits for nothing. Throws
+  /// Error(kDeviceError). Null where there are `passes`.
   void (*launch)(const AttentionParams& params, const LaunchShape& shape, Stream stream) = nullptr;
+  /// Enqueues the combine, for launches that may have split something and do not combine themselves. It takes the other
+  /// pass's splits, too (AttentionParams::other_partials).
+  void (*combine)(const AttentionParams& params, const LaunchShape& shape, Stream stream) = nullptr;
   /// Of an op of several passes (decision 0032): the kernel of each, in the order of their launches, at most
   /// kMaxPasses, for a configuration that `refusal` has nothing against. A pass takes the requests whose packed rows
   /// fit one of its row tiles, unless a later pass takes them; the first pass takes every request that is left. Such an

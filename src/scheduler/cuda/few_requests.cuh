@@ -32,7 +32,7 @@ class FewRequests {
     number(totals);
     const auto heads = static_cast<int32_t>(in_.num_kv_heads);
     const int32_t num_work_tiles = totals[device::kDynamicTileCount] * heads;
-    if (writes && lane_ == 31) device::write_counts(in_, totals);
+    if (writes && lane_ == 31) device::write_counts(in_, totals, total[0]);
     return num_work_tiles;
   }
 

@@ -44,7 +44,8 @@ FOLIO_HOST_DEVICE inline PlanView outline(const Job& job) {
 
 /// Writes the image's header and segments.
 template <typename Group>
-FOLIO_HOST_DEVICE void write_view(const Job& job, const WorkSums& total, int32_t num_dynamic_tiles, Group& group) {
+FOLIO_HOST_DEVICE void write_view(const Job& job, const WorkSums& total, int32_t num_dynamic_tiles, int64_t work_cost,
+                                  Group& group) {
   FOLIO_KEEP_LOOP
   for (int32_t s = group.rank(); s < job.in.num_segments; s += group.size()) job.segments[s] = segment_lengths(job, s);
   if (group.rank() != 0) return;
@@ -54,6 +55,7 @@ FOLIO_HOST_DEVICE void write_view(const Job& job, const WorkSums& total, int32_t
   view.num_dynamic_tiles = num_dynamic_tiles;
   view.num_combine_tiles = total.combine_tiles;
   view.num_partial_rows = total.partial_rows;
+  view.work_cost = work_cost;
   job.header->view = view;
   job.header->num_combine_sources = total.sources;
 }
@@ -74,11 +76,11 @@ FOLIO_HOST_DEVICE void schedule_batch(const Job& job, PlanStatus* sticky, Group&
                          .partial_rows = static_cast<int32_t>(a_head.partial_rows) * heads,
                          .sources = a_head.sources * heads,
                          .combine_tiles = a_head.combine_tiles * heads};
-    write_view(job, total, a_head.dynamic_tiles * heads, group);
+    write_view(job, total, a_head.dynamic_tiles * heads, space.total, group);
     return;
   }
   choose_cuts(job, space, group);
-  write_view(job, number_work(job, space, group), 0, group);
+  write_view(job, number_work(job, space, group), 0, 0, group);
 }
 
 /// Emits the work tiles of a batch that schedule_batch has divided, from its scratch; in a dynamic schedule also the

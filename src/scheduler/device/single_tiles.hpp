@@ -237,8 +237,9 @@ FOLIO_HOST_DEVICE void split_single_tiles(const SingleInput& in, SingleTiles& ti
   group.sync();
 }
 
-/// Writes what depends on the whole batch to the image's header.
-FOLIO_HOST_DEVICE inline void write_counts(const SingleInput& in, const int32_t (&total)[kSingleCounts]) {
+/// Writes what depends on the whole batch to the image's header. `head_cost`: of one KV head's work.
+FOLIO_HOST_DEVICE inline void write_counts(const SingleInput& in, const int32_t (&total)[kSingleCounts],
+                                           uint32_t head_cost) {
   const auto heads = static_cast<int32_t>(in.num_kv_heads);
   in.lengths[0] = 0;
   PlanView& view = in.header->view;
@@ -246,6 +247,7 @@ FOLIO_HOST_DEVICE inline void write_counts(const SingleInput& in, const int32_t 
   view.num_work_tiles = view.num_dynamic_tiles = total[kDynamicTileCount] * heads;
   view.num_combine_tiles = total[kCombineTileCount] * heads;
   view.num_partial_rows = total[kRowCount] * heads;
+  view.work_cost = int64_t{head_cost} * heads;
   in.header->num_combine_sources = total[kSourceCount] * heads;
   in.header->status = PlanStatus{};
 }
@@ -274,7 +276,7 @@ FOLIO_HOST_DEVICE int32_t schedule_single_tiles(const SingleInput& in, SingleTil
   int32_t total[kSingleCounts];
   split_single_tiles(in, tiles, total, group);
   if (writes && group.rank() == group.size() - 1)
-    write_counts(in, total);  // the thread with the fewest work tiles to make
+    write_counts(in, total, static_cast<uint32_t>(cost[0]));  // the thread with the fewest work tiles to make
   return total[kDynamicTileCount] * static_cast<int32_t>(in.num_kv_heads);
 }
 

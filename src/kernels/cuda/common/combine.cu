@@ -188,25 +188,52 @@ __device__ __forceinline__ int32_t ceil_div(int32_t a, int32_t b) {
   return (a + b - 1) / b;
 }
 
+/// The combine tiles of a pass; kBoth: behind them those of the other pass.
+template <bool kBoth>
+class CombineTiles {
+ public:
+  __device__ __forceinline__ explicit CombineTiles(const AttentionParams& params)
+      : params_(params), plan_(params.plan->view), count_(plan_.num_combine_tiles) {
+    if constexpr (kBoth) count_ += params.other_plan->view.num_combine_tiles;
+  }
+  __device__ __forceinline__ int32_t count() const { return count_; }
+  __device__ __forceinline__ PlannedCombineTile at(int32_t index) const {
+    if constexpr (kBoth) {
+      const int32_t own = plan_.num_combine_tiles;
+      const scheduler::PlanView& other = params_.other_plan->view;
+      if (index >= own) {
+        return {other.combine_tiles[index - own], other.combine_sources, static_cast<int32_t>(params_.other_partials)};
+      }
+    }
+    return {plan_.combine_tiles[index], plan_.combine_sources};
+  }
+
+ private:
+  const AttentionParams& params_;
+  const scheduler::PlanView& plan_;
+  int32_t count_;
+};
+
 /// Split-KV combine without an order of folding: a row's bits depend on the plan alone, but differ from those of a CTA
 /// that computes the work tiles one after the other. With fewer output tiles than CTAs, each gets as many CTAs as its
 /// rows need, the lowest numbers first: few registers let these wait beside the kernel before (PDL).
-template <int32_t Chunks>
+template <int32_t Chunks, bool kBoth>
 __global__ void __launch_bounds__(kThreads, 4) combine_kernel(const __grid_constant__ AttentionParams params) {
   __shared__ Share<Chunks> shares[kWarps][32];
   __shared__ SplitTable tables[kWarps];
   ptx::griddep_launch_dependents();
-  const scheduler::PlanView& plan = params.plan->view;
+  const CombineTiles<kBoth> tiles(params);
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32;
   const auto grid = static_cast<int32_t>(gridDim.x);
-  const int32_t num_combine_tiles = plan.num_combine_tiles;
+  const int32_t num_combine_tiles = tiles.count();
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
   const int32_t blocks = num_combine_tiles < grid ? grid / max(num_combine_tiles, 1) : 1;  // CTAs of an output tile
   bool waited = false;
   for (auto place = static_cast<int32_t>(blockIdx.x); place < num_combine_tiles * blocks; place += grid) {
     const int32_t mine = place / num_combine_tiles;
-    const scheduler::CombineTile tile = plan.combine_tiles[place - mine * num_combine_tiles];
+    const PlannedCombineTile planned = tiles.at(place - mine * num_combine_tiles);
+    const scheduler::CombineTile& tile = planned.tile;
     const int32_t rows = tile.row_end - tile.row_begin;
     const int32_t count = tile.source_end - tile.source_begin;
     const int32_t of_tile = min(blocks, ceil_div(rows * warps_per_row(count, 1), kWarps));
@@ -217,7 +244,7 @@ __global__ void __launch_bounds__(kThreads, 4) combine_kernel(const __grid_const
     const int32_t share = warp % warps;
     const int32_t begin = count * share / warps;
     const int32_t end = count * (share + 1) / warps;
-    const int32_t* const sources = plan.combine_sources + tile.source_begin + begin;
+    const int32_t* const sources = planned.sources + tile.source_begin + begin;
     for (int32_t first = row_begin; first < row_end; first += kWarps / warps) {
       const int32_t row = first + warp / warps;
       const int32_t token = row / group_size;
@@ -225,7 +252,8 @@ __global__ void __launch_bounds__(kThreads, 4) combine_kernel(const __grid_const
       asm volatile("" ::"r"(token), "r"(q_head));  // divisions here, while loads are in flight
       Share<Chunks> state{};
       if (row < row_end) {
-        state = reduce_share<Chunks>(params, sources, end - begin, row - tile.row_begin, lane, tables[warp], waited);
+        state = reduce_share<Chunks>(params, sources, end - begin, planned.first_partial + row - tile.row_begin, lane,
+                                     tables[warp], waited);
       }
       if (warps > 1) {
         shares[warp][lane] = state;
@@ -242,17 +270,15 @@ __global__ void __launch_bounds__(kThreads, 4) combine_kernel(const __grid_const
 }
 
 /// Split-KV combine that folds in the order of the splits. A warp takes a row, its lanes the components.
-template <int32_t Chunks>
+template <int32_t Chunks, bool kBoth>
 __global__ void __launch_bounds__(kInOrderThreads)
     combine_in_order_kernel(const __grid_constant__ AttentionParams params) {
   ptx::griddep_launch_dependents();
-  const scheduler::PlanView& plan = params.plan->view;
+  const CombineTiles<kBoth> tiles(params);  // plans were written before the attention kernel began
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
-  const int32_t num_combine_tiles = plan.num_combine_tiles;  // written before the attention kernel began
   ptx::griddep_wait();  // by every thread: the next kernel of a graph waits for this one alone
-  for (int32_t m = blockIdx.x; m < num_combine_tiles; m += gridDim.x) {
-    const scheduler::CombineTile tile = plan.combine_tiles[m];
-    run_combine<Chunks>(params, plan, tile, static_cast<int32_t>(threadIdx.x) / 32, kInOrderThreads / 32, lane);
+  for (int32_t m = blockIdx.x; m < tiles.count(); m += gridDim.x) {
+    run_combine<Chunks>(params, tiles.at(m), static_cast<int32_t>(threadIdx.x) / 32, kInOrderThreads / 32, lane);
   }
 }
 
@@ -264,6 +290,19 @@ cudaError_t launch_kernel(const AttentionParams& params, int32_t grid, Stream st
   return launch_overlapping(Kernel, dim3(static_cast<unsigned>(grid)), Threads, 0, stream, overlaps, params);
 }
 
+using Launch = cudaError_t (*)(const AttentionParams& params, int32_t grid, Stream stream, bool overlaps);
+
+template <bool kBoth, int32_t Chunks>
+Launch choose_order(bool in_order) {
+  return in_order ? Launch{launch_kernel<combine_in_order_kernel<Chunks, kBoth>, kInOrderThreads>}
+                  : Launch{launch_kernel<combine_kernel<Chunks, kBoth>, kThreads>};
+}
+template <bool kBoth>
+Launch choose_kernel(int32_t head_dim_v, bool in_order) {
+  if (head_dim_v > 2 * kCombineDims) return choose_order<kBoth, 4>(in_order);
+  return head_dim_v > kCombineDims ? choose_order<kBoth, 2>(in_order) : choose_order<kBoth, 1>(in_order);
+}
+
 }  // namespace
 
 void launch_combine(const AttentionParams& params, int32_t num_workers, Stream stream, bool overlaps,
@@ -271,15 +310,8 @@ void launch_combine(const AttentionParams& params, int32_t num_workers, Stream s
   // In order above kRunToRun: a row's bits are those of a CTA that computes its work tiles one after the other. With
   // the static scheduler too: they are those of a kernel that combines itself.
   const bool in_order = params.determinism > Determinism::kRunToRun || params.tile_counters == nullptr;
-  auto launch = in_order ? launch_kernel<combine_in_order_kernel<1>, kInOrderThreads>
-                         : launch_kernel<combine_kernel<1>, kThreads>;
-  if (params.head_dim_v > kCombineDims)
-    launch = in_order ? launch_kernel<combine_in_order_kernel<2>, kInOrderThreads>
-                      : launch_kernel<combine_kernel<2>, kThreads>;
-  if (params.head_dim_v > 2 * kCombineDims) {
-    launch = in_order ? launch_kernel<combine_in_order_kernel<4>, kInOrderThreads>
-                      : launch_kernel<combine_kernel<4>, kThreads>;
-  }
+  const auto launch = params.other_plan == nullptr ? choose_kernel<false>(params.head_dim_v, in_order)
+                                                   : choose_kernel<true>(params.head_dim_v, in_order);
   const cudaError_t status = launch(params, num_workers * (in_order ? 1 : blocks_per_worker), stream, overlaps);
   if (status != cudaSuccess) {
     core::fail(ErrorCode::kDeviceError, "launching the split-KV combine: ", cudaGetErrorString(status));

@@ -60,11 +60,24 @@ __device__ __noinline__ void finish_combined_row(const AttentionParams& params, 
   if (lane == 0) write_lse(params, token, q_head, end);
 }
 
+/// A combine tile with the sources of its plan.
+struct PlannedCombineTile {
+  scheduler::CombineTile tile;
+  const int32_t* sources;     ///< PlanView::combine_sources
+  int32_t first_partial = 0;  ///< the plan's first partial row
+
+  /// The partial row of source `s`, at row `row` of the tile.
+  __device__ __forceinline__ int32_t partial(int32_t s, int32_t row) const {
+    return sources[s] + first_partial + row - tile.row_begin;
+  }
+};
+
 /// Folds the partial results of a row. Reads do not wait for folds: row maxima and sums of 32 are read at once, values
 /// of kAhead.
 template <int32_t Chunks>
-__device__ __forceinline__ void combine_row(const AttentionParams& params, const scheduler::PlanView& plan,
-                                            const scheduler::CombineTile& tile, int32_t row, int32_t lane) {
+__device__ __forceinline__ void combine_row(const AttentionParams& params, const PlannedCombineTile& planned,
+                                            int32_t row, int32_t lane) {
+  const scheduler::CombineTile& tile = planned.tile;
   constexpr int32_t kAhead = kCombineAhead<Chunks>;
   const int32_t d = kCombineLaneDims * lane;
   float4 acc[Chunks] = {};
@@ -76,7 +89,7 @@ __device__ __forceinline__ void combine_row(const AttentionParams& params, const
     float lane_max = 0.0f;
     float lane_sum = 0.0f;
     if (lane < count) {
-      partial = plan.combine_sources[first + lane] + row - tile.row_begin;
+      partial = planned.partial(first + lane, row);
       lane_max = __ldcg(params.partial_row_max + partial);
       lane_sum = __ldcg(params.partial_row_sum + partial);
     }
@@ -108,9 +121,9 @@ __device__ __forceinline__ void combine_row(const AttentionParams& params, const
 
 /// The same for rows `row`, `row + step`, ... at once: for output tiles of many rows, which have few splits. Same bits.
 template <int32_t Chunks>
-__device__ __forceinline__ void combine_rows(const AttentionParams& params, const scheduler::PlanView& plan,
-                                             const scheduler::CombineTile& tile, int32_t row, int32_t step,
-                                             int32_t lane) {
+__device__ __forceinline__ void combine_rows(const AttentionParams& params, const PlannedCombineTile& planned,
+                                             int32_t row, int32_t step, int32_t lane) {
+  const scheduler::CombineTile& tile = planned.tile;
   constexpr int32_t kRows = 4 / Chunks;
   const int32_t d = kCombineLaneDims * lane;
   float4 acc[kRows][Chunks] = {};
@@ -123,7 +136,7 @@ __device__ __forceinline__ void combine_rows(const AttentionParams& params, cons
   }
 #pragma unroll 2
   for (int32_t s = tile.source_begin; s < tile.source_end; ++s) {
-    const int32_t source = plan.combine_sources[s] - tile.row_begin;
+    const int32_t source = planned.partial(s, 0);
     float4 values[kRows][Chunks];
     float other_max[kRows];
     float other_sum[kRows];
@@ -152,19 +165,19 @@ __device__ __forceinline__ void combine_rows(const AttentionParams& params, cons
 
 /// Combines an output tile by `warps` warps, of which this is `warp`.
 template <int32_t Chunks>
-__device__ __forceinline__ void run_combine(const AttentionParams& params, const scheduler::PlanView& plan,
-                                            const scheduler::CombineTile& tile, int32_t warp, int32_t warps,
-                                            int32_t lane) {
+__device__ __forceinline__ void run_combine(const AttentionParams& params, const PlannedCombineTile& planned,
+                                            int32_t warp, int32_t warps, int32_t lane) {
+  const scheduler::CombineTile& tile = planned.tile;
   constexpr int32_t kRows = 4 / Chunks;
   constexpr int32_t kManyRows = 32;
   if (tile.row_end - tile.row_begin < kManyRows) {
     for (int32_t row = tile.row_begin + warp; row < tile.row_end; row += warps) {
-      combine_row<Chunks>(params, plan, tile, row, lane);
+      combine_row<Chunks>(params, planned, row, lane);
     }
     return;
   }
   for (int32_t row = tile.row_begin + warp; row < tile.row_end; row += kRows * warps) {
-    combine_rows<Chunks>(params, plan, tile, row, warps, lane);
+    combine_rows<Chunks>(params, planned, row, warps, lane);
   }
 }
 

@@ -31,7 +31,10 @@ void launch(const AttentionParams& params, const LaunchShape& shape, Stream stre
   }
   kernel<<<shape.num_workers, kThreads, bytes, native(stream)>>>(params);
   check(cudaGetLastError());
-  if (shape.combine) launch_combine(params, shape.num_workers, stream);
+}
+
+void combine(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
+  launch_combine(params, shape.num_workers, stream);
 }
 
 }  // namespace
@@ -44,6 +47,7 @@ const AttentionKernel kPlainKernel{.name = "cuda-plain",
                                    .workers_per_sm = 2,
                                    .tile_cost = 16,
                                    .row_cost = 1,
-                                   .launch = launch};
+                                   .launch = launch,
+                                   .combine = combine};
 
 }  // namespace folio::inline v0::kernels::cuda::plain

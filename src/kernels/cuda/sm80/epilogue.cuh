@@ -282,7 +282,7 @@ __device__ __noinline__ void combine_if_last(const AttentionParams& params, int3
     __threadfence();  // what the others wrote comes after it
   }
   if (__syncthreads_or(static_cast<int>(last)) == 0) return;
-  run_combine<kParts>(params, plan, tile, thread / 32, kWarps, thread % 32);
+  run_combine<kParts>(params, {tile, plan.combine_sources}, thread / 32, kWarps, thread % 32);
 }
 
 }  // namespace folio::inline v0::kernels::cuda::sm80

@@ -57,7 +57,10 @@ Launcher select_launcher(const AttentionParams& params, const LaunchShape& shape
 
 void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
   select_launcher(params, shape)(params, shape.num_workers, stream);
-  if (shape.combine) launch_combine(params, shape.num_workers, stream);
+}
+
+void combine(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
+  launch_combine(params, shape.num_workers, stream);
 }
 
 }  // namespace
@@ -73,6 +76,7 @@ const AttentionKernel kSm80Kernel{.name = "cuda-sm80",
                                   .start_row_cost = 8,
                                   .start_free_rows = kDecodeRows,
                                   .combines_in_kernel = true,
-                                  .launch = launch};
+                                  .launch = launch,
+                                  .combine = combine};
 
 }  // namespace folio::inline v0::kernels::cuda::sm80

@@ -18,11 +18,13 @@ constexpr int32_t kCpAsync = 1;        ///< by threads: any strides, alignment a
 constexpr int32_t kTmaHalfTile = 8;    ///< two TMA tiles: page sizes that are multiples of 8
 constexpr int32_t kTmaWholeTile = 16;  ///< one TMA tile: page sizes that are multiples of 16
 
-/// What a kernel is compiled for: head dimensions, and bytes of an element of keys and values in shared memory.
+/// What a kernel is compiled for: head dimensions, bytes of an element of keys and values in shared memory, and most
+/// rows of a work tile.
 struct HeadDims {
   int32_t qk;
   int32_t v;
   int32_t bytes = 2;
+  int32_t rows = kTileRows;
 };
 
 /// At head_dim 256, shared memory has room for two KV tiles of each of four warps only.
@@ -52,9 +54,15 @@ constexpr int32_t schedule_tokens(const HeadDims& dims) {
   return consumer_warps(dims) * kTileTokens;
 }
 
-/// Most KV tiles of a tile batch. At 192/128 there is room for the places of half as many.
-constexpr int32_t batch_tiles(const HeadDims& dims) {
-  return dims.qk == 192 ? 32 : 64;
+/// Places of a tile batch. At 192/128, and beside the reduction of sixteen rows, there is room for half as many.
+constexpr int32_t batch_places(const HeadDims& dims) {
+  return dims.qk == 192 || dims.rows == kMaxRows ? 512 : 1024;
+}
+
+/// Most KV tiles of a tile batch with that many places, of `copy_tokens` tokens each.
+FOLIO_HOST_DEVICE constexpr int32_t batch_tiles(int32_t places, int32_t copy_tokens) {
+  const int32_t fit = places * copy_tokens / kTileTokens;
+  return fit < 64 ? fit : 64;
 }
 
 /// Bytes of the keys or the values of a KV tile.
@@ -97,7 +105,10 @@ constexpr int32_t query_stride(const HeadDims& dims) {
 constexpr int32_t reduce_stride(const HeadDims& dims) {
   return dims.v + 4;
 }
-constexpr int32_t kReduceRows = 8;  ///< rows of each warp that are reduced at a time
+/// Rows of each warp that are reduced at a time: all of a work tile's where there is room.
+constexpr int32_t reduce_rows(const HeadDims& dims) {
+  return dims.qk <= 128 ? dims.rows : kTileRows;
+}
 
 /// Neighbouring components of an O row that one lane reduces, and all that it reduces. The runs of a lane are 32 runs
 /// apart.
@@ -116,20 +127,20 @@ constexpr int32_t running_floats(int32_t dim_v) {
 /// Byte offsets in shared memory, from an address that is a multiple of 1024.
 struct SmemLayout {
   int32_t kv;       ///< [consumer_warps][stages][stage_bytes]
-  int32_t reduce;   ///< [consumer_warps][kReduceRows][reduce_stride] float
+  int32_t reduce;   ///< [consumer_warps][reduce_rows][reduce_stride] float
   int32_t running;  ///< [kMaxRows][running_floats] float
   int32_t queries;  ///< [kBatchStages][kMaxRows][query_stride]
-  int32_t places;   ///< [kBatchStages][batch_tiles * kTileTokens] TokenPlace
+  int32_t places;   ///< [kBatchStages][batch_places] TokenPlace
   int32_t storage;  ///< SharedStorage
 };
 constexpr SmemLayout smem_layout(const HeadDims& dims) {
   SmemLayout layout{};
   layout.kv = 0;
   layout.reduce = consumer_warps(dims) * stages(dims) * stage_bytes(dims);
-  layout.running = layout.reduce + 4 * consumer_warps(dims) * kReduceRows * reduce_stride(dims);
+  layout.running = layout.reduce + 4 * consumer_warps(dims) * reduce_rows(dims) * reduce_stride(dims);
   layout.queries = layout.running + 4 * kMaxRows * running_floats(dims.v);
   layout.places = layout.queries + kBatchStages * kMaxRows * query_stride(dims);
-  layout.storage = layout.places + kBatchStages * batch_tiles(dims) * kTileTokens * 8;
+  layout.storage = layout.places + kBatchStages * batch_places(dims) * 8;
   return layout;
 }
 

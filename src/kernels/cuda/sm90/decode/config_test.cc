@@ -55,6 +55,9 @@ TEST(Sm90DecodeConfig, SwizzledOffsetsAreThoseOfTma) {
 TEST(Sm90DecodeConfig, SmemLayoutIsAlignedAndLeavesRoomForTheStorage) {
   for (const HeadDims& dims : kAll) {
     const SmemLayout layout = smem_layout(dims);
+    HeadDims double_height = dims;
+    double_height.rows = kMaxRows;
+    EXPECT_LE(smem_layout(double_height).storage + 4096 + 1024, kMaxSmemBytes);
     EXPECT_EQ(stage_bytes(dims) % 512, 0);
     EXPECT_EQ(tile_bytes(dims.qk, dims.bytes) / 2 % (8 * swizzle_bytes(dims.qk, dims.bytes)), 0) << "of TMA half tiles";
     EXPECT_GE(stages(dims), 2);

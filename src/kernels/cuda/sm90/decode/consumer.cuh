@@ -12,7 +12,7 @@ namespace folio::inline v0::kernels::cuda::sm90::decode {
 /// epilogue of a work tile reduces these across the warps.
 template <typename T, int32_t DimQk, int32_t DimV, Fp8 kFp8, int32_t kRows>
 class ConsumerWarp {
-  static constexpr HeadDims kDims{DimQk, DimV, element_bytes(kFp8)};
+  static constexpr HeadDims kDims{DimQk, DimV, element_bytes(kFp8), kRows};
   static constexpr SmemLayout kLayout = smem_layout(kDims);
   static constexpr int32_t kWarps = consumer_warps(kDims);
   static constexpr int32_t kColumns = kRows / 8;  ///< column tiles of the MMA
@@ -28,6 +28,7 @@ class ConsumerWarp {
         queries_(ptx::shared_address(smem + kLayout.queries)),
         batch_full_(ptx::shared_address(storage.batch_full)),
         batch_empty_(ptx::shared_address(storage.batch_empty)),
+        reduction_(storage),
         warp_(__shfl_sync(kAllLanes, static_cast<int32_t>(threadIdx.x) / 32, 0)),
         lane_(static_cast<int32_t>(threadIdx.x) % 32),
         mma_(lane_),
@@ -60,6 +61,7 @@ class ConsumerWarp {
   /// Mainloop and epilogue of a work tile whose first batch is committed.
   __device__ __forceinline__ void compute_work_tile(int32_t index) {
     const WorkTileContext& context = storage_.contexts[index];
+    reduction_.wait_for_readers();  // scratch() lies in its memory
     const uint32_t queries = queries_ + static_cast<uint32_t>(index * kMaxRows * query_stride(kDims));
     typename Mma::Queries q;
     mma_.load_queries(queries, q);
@@ -97,8 +99,18 @@ class ConsumerWarp {
         next = batch->first + warp_ * kTileTokens;
         continue;
       }
-      const int32_t first = next;
       const VisibleRange visible = context.visible;  // read again for each tile: registers are scarce
+      if constexpr (kFp8 != Fp8::kNone) {
+        const int32_t unmasked = general || copy_tokens != kTmaWholeTile ? 0 : count_unmasked(visible, next);
+        const int32_t run = min(min((left + kWarps - 1) / kWarps, unmasked), pipeline_.refills());
+        if (run > 0) {
+          compute_unmasked(run, addresses, queries, q, state, o);
+          left -= run * kWarps;
+          next += run * kWarps * kTileTokens;
+          continue;
+        }
+      }
+      const int32_t first = next;
       left -= kWarps;
       next += kWarps * kTileTokens;
       const uint32_t keys = pipeline_.consumer_wait();
@@ -108,25 +120,11 @@ class ConsumerWarp {
       if (general) {
         to_general_logits<kColumns>(params_, context, first, lane_, scratch(), s);
       } else {
-#pragma unroll
-        for (int32_t n = 0; n < kColumns; ++n) {
-#pragma unroll
-          for (int32_t i = 0; i < 4; ++i) s[n][i] = __fmul_rn(s[n][i], state.scale[n][i % 2]);
-        }
+        scale_scores<kColumns>(state, s);
       }
       const bool masked = needs_mask(visible, first, kTileTokens);
       if (masked) mask_logits<kColumns>(context, first, lane_, s);
-      float rescale[kColumns][2];
-      if (online_softmax<T, kColumns>(state, s, rescale)) {
-#pragma unroll
-        for (int32_t m = 0; m < DimV / 16; ++m) {
-#pragma unroll
-          for (int32_t n = 0; n < kColumns; ++n) {
-#pragma unroll
-            for (int32_t i = 0; i < 4; ++i) o[m][n][i] = __fmul_rn(o[m][n][i], rescale[n][i % 2]);
-          }
-        }
-      }
+      online_softmax<T>(state, s, o);
       bool written = copy_tokens == kCpAsync;
       if (masked || custom) {  // otherwise every row sees every token of the tile
         const bool invisible = has_invisible(visible, first, kTileTokens);
@@ -142,14 +140,41 @@ class ConsumerWarp {
       mma_.gemm1(values + addresses.value, addresses, s, o);
       pipeline_.consumer_release(written);
     }
-    epilogue<DimV, kFp8, kColumns>(params_, storage_, context, state, o, reduce_, running_, warp_, lane_);
+    epilogue<DimV, kFp8, kColumns, reduce_rows(kDims)>(params_, storage_, reduction_, context, state, o, reduce_,
+                                                       running_, warp_, lane_);
     consumer_release();
+  }
+
+  /// How many KV tiles of this warp, from token `first` on, all rows see whole.
+  __device__ __forceinline__ static int32_t count_unmasked(const VisibleRange& visible, int32_t first) {
+    const int32_t tokens = visible.all_end - first - kTileTokens;
+    return first < visible.all_begin || tokens < 0 ? 0 : tokens / (kWarps * kTileTokens) + 1;
+  }
+
+  /// The mainloop for `count` KV tiles without masks or biases, whose stages TMA refills. With fp8 data a warp's
+  /// instructions are the limit, and half of those above are branches and what they wait for. With 16-bit data they are
+  /// not, and short batches would pay for more code.
+  __device__ __forceinline__ void compute_unmasked(int32_t count, const typename Mma::Addresses& addresses,
+                                                   uint32_t queries, const typename Mma::Queries& q,
+                                                   SoftmaxState<kColumns>& state, float (&o)[DimV / 16][kColumns][4]) {
+#pragma unroll 1
+    for (int32_t i = 0; i < count; ++i) {
+      const uint32_t keys = pipeline_.consumer_wait();
+      float s[kColumns][4];
+      mma_.gemm0(keys + addresses.key, addresses, queries, q, s);
+      scale_scores<kColumns>(state, s);
+      online_softmax<T>(state, s, o);
+      mma_.gemm1(keys + tile_bytes(DimQk, kDims.bytes) + addresses.value, addresses, s, o);
+      pipeline_.refill();
+    }
+    pipeline_.finish_refills(count);
   }
 
   /// The lane's floats, 32 apart, in the part of `reduce` that the warp writes in the epilogue.
   __device__ __forceinline__ float* scratch() const {
-    static_assert(32 * (DimV / 4) <= kReduceRows * reduce_stride(kDims) && 4 * kColumns <= DimV / 4);
-    return reduce_ + warp_ * kReduceRows * reduce_stride(kDims) + lane_;
+    constexpr int32_t kFloats = reduce_rows(kDims) * reduce_stride(kDims);  // of a warp
+    static_assert(32 * (DimV / 4) <= kFloats && 4 * kColumns <= DimV / 4);
+    return reduce_ + warp_ * kFloats + lane_;
   }
 
   const AttentionParams& params_;
@@ -159,10 +184,11 @@ class ConsumerWarp {
   const uint32_t queries_;
   const uint32_t batch_full_;
   const uint32_t batch_empty_;
+  ReductionBuffer<Storage> reduction_;
   const int32_t warp_;
   const int32_t lane_;
   const Mma mma_;
-  KvPipeline<T, DimQk, DimV, kFp8> pipeline_;
+  KvPipeline<T, DimQk, DimV, kFp8, kRows> pipeline_;
   int32_t num_batches_ = 0;
 };
 

@@ -69,11 +69,35 @@ __device__ __forceinline__ void read_run(float* to, const float* from) {
   }
 }
 
-/// Reduces row `row` of the work tile over the consumer warps and writes it. By one warp.
-template <int32_t DimV, typename Storage>
+/// When the memory of the cross-warp reduction may be written again. Warps do not wait for each other's outputs: a
+/// thread arrives once it has read, and waits when it comes to write.
+template <typename Storage>
+class ReductionBuffer {
+ public:
+  __device__ __forceinline__ explicit ReductionBuffer(Storage& storage)
+      : empty_(ptx::shared_address(&storage.reduce_empty)) {}
+  __device__ __forceinline__ void wait_for_readers() const {
+    if (begun_) ptx::mbarrier_wait(empty_, parity_);
+  }
+  /// This thread has read all that it reads of one reduction.
+  __device__ __forceinline__ void release() {
+    ptx::mbarrier_arrive(empty_);
+    parity_ = begun_ ? parity_ ^ 1 : 0;
+    begun_ = true;
+  }
+
+ private:
+  const uint32_t empty_;
+  uint32_t parity_ = 0;
+  bool begun_ = false;
+};
+
+/// Reduces row `row` of the work tile over the consumer warps and writes it. By one warp. `release()` is called when
+/// all has been read.
+template <int32_t DimV, int32_t kReduceRows, typename Storage, typename Release>
 __device__ __forceinline__ void reduce_and_write_row(const AttentionParams& params, const Storage& storage,
                                                      const WorkTileContext& context, const float* reduce, int32_t row,
-                                                     int32_t lane, float* running) {
+                                                     int32_t lane, float* running, const Release& release) {
   using Components = LaneComponents<DimV>;
   constexpr int32_t kStride = reduce_stride({DimV, DimV});
   const scheduler::WorkTile& tile = context.work_tile;
@@ -98,6 +122,7 @@ __device__ __forceinline__ void reduce_and_write_row(const AttentionParams& para
       read_run<Components::kRun>(warp_o[w].x + i, from + d);
     }
   }
+  release();
   float row_max = warp_max[0];
 #pragma unroll
   for (int32_t w = 1; w < kWarps; ++w) row_max = fmaxf(row_max, warp_max[w]);
@@ -148,23 +173,27 @@ __device__ __forceinline__ void reduce_and_write_row(const AttentionParams& para
   });
 }
 
-/// By all consumer warps. Each writes its state and `o` of eight rows to shared memory; then each reduces every
+/// By all consumer warps. Each writes its state and `o` of kReduceRows rows to shared memory; then each reduces every
 /// kWarps-th of these rows. `reduce`: [kWarps][kReduceRows][reduce_stride]; `running`: see RunningRow.
-template <int32_t DimV, Fp8 kFp8, int32_t Columns, typename Storage>
+template <int32_t DimV, Fp8 kFp8, int32_t Columns, int32_t kReduceRows, typename Storage>
 __device__ __forceinline__ void epilogue(const AttentionParams& params, Storage& storage,
-                                         const WorkTileContext& context, const SoftmaxState<Columns>& state,
-                                         const float (&o)[DimV / 16][Columns][4], float* reduce, float* running,
-                                         int32_t warp, int32_t lane) {
+                                         ReductionBuffer<Storage>& reduction, const WorkTileContext& context,
+                                         const SoftmaxState<Columns>& state, const float (&o)[DimV / 16][Columns][4],
+                                         float* reduce, float* running, int32_t warp, int32_t lane) {
   constexpr int32_t kStride = reduce_stride({DimV, DimV});
   constexpr int32_t kWarps = Storage::kWarps;
 #pragma unroll 1
-  for (int32_t column = 0; column < Columns; ++column) {
+  for (int32_t first = 0; first < 8 * Columns; first += kReduceRows) {
+    if (first > 0) {
+      if (first >= context.num_rows) break;
+      reduction.wait_for_readers();
+    }
 #pragma unroll
     for (int32_t n = 0; n < Columns; ++n) {
-      if (n != column) continue;
+      if (8 * n / kReduceRows * kReduceRows != first) continue;
 #pragma unroll
       for (int32_t j = 0; j < 2; ++j) {
-        const int32_t row = lane % 4 * 2 + j;
+        const int32_t row = 8 * n % kReduceRows + lane % 4 * 2 + j;
         float row_sum = state.row_sum[n][j];
 #pragma unroll
         for (int32_t step = 4; step < 32; step *= 2) {
@@ -183,12 +212,15 @@ __device__ __forceinline__ void epilogue(const AttentionParams& params, Storage&
       }
     }
     ptx::named_barrier_sync(kConsumerBarrier, 32 * kWarps);
+    const int32_t end = min(context.num_rows, first + kReduceRows);
+    if (first + warp >= end) reduction.release();
 #pragma unroll 1
-    for (int32_t row = column * kReduceRows + warp; row < min(context.num_rows, (column + 1) * kReduceRows);
-         row += kWarps) {
-      reduce_and_write_row<DimV>(params, storage, context, reduce, row, lane, running);
+    for (int32_t row = first + warp; row < end; row += kWarps) {
+      reduce_and_write_row<DimV, kReduceRows>(params, storage, context, reduce, row, lane, running,
+                                              [&reduction, row, end] {
+                                                if (row + kWarps >= end) reduction.release();
+                                              });
     }
-    ptx::named_barrier_sync(kConsumerBarrier, 32 * kWarps);
   }
 }
 

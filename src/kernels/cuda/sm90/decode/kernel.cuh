@@ -22,7 +22,8 @@
 ///                batch_empty[2]    consumers -> scheduler warp      one arrival per consumer thread
 ///                kv_full[8][S]     TMA/cp.async -> the same warp    64 arrivals and the TMA's bytes; no empty barrier:
 ///                                                                   the warp that releases a stage also refills it
-///                named barrier 1   consumers, in the epilogue
+///                named barrier 1   consumers, in the epilogue: all states of eight rows are in shared memory
+///                reduce_empty      ... and have been read: one arrival per consumer thread
 ///   stages       2 tile batches of up to 64 KV tiles (32 at 192/128), with as many contexts and queries
 ///                S KV tiles per warp: 16 KiB of each warp's own, 2 of bfloat16 at 128, 4 of fp8; at least 2
 ///   registers    128 per thread for 8 rows (a CTA of the combine kernel fits beside this one), 168 for 16; no
@@ -32,9 +33,9 @@
 namespace folio::inline v0::kernels::cuda::sm90::decode {
 
 /// Shared memory, with what aligns it to 1024 bytes.
-template <int32_t DimQk, int32_t DimV, Fp8 kFp8>
+template <int32_t DimQk, int32_t DimV, Fp8 kFp8, int32_t kRows>
 constexpr int32_t smem_bytes() {
-  constexpr HeadDims kDims{DimQk, DimV, element_bytes(kFp8)};
+  constexpr HeadDims kDims{DimQk, DimV, element_bytes(kFp8), kRows};
   return 1024 + smem_layout(kDims).storage +
          static_cast<int32_t>(sizeof(SharedStorage<consumer_warps(kDims), stages(kDims)>));
 }
@@ -42,7 +43,7 @@ constexpr int32_t smem_bytes() {
 /// The roles of the warps. `smem` is aligned to 1024 bytes; kRows: most rows of a work tile.
 template <typename T, int32_t DimQk, int32_t DimV, Fp8 kFp8, int32_t kRows>
 __device__ __forceinline__ void run_cta(const DecodeParams& params, unsigned char* smem) {
-  constexpr HeadDims kDims{DimQk, DimV, element_bytes(kFp8)};
+  constexpr HeadDims kDims{DimQk, DimV, element_bytes(kFp8), kRows};
   using Storage = SharedStorage<consumer_warps(kDims), stages(kDims)>;
   static_assert(smem_layout(kDims).storage % alignof(Storage) == 0);
   static_assert(DimQk % 16 == 0 && DimV % 16 == 0 && (kFp8 == Fp8::kNone || (DimQk % 64 == 0 && DimV % 64 == 0)));
@@ -54,6 +55,7 @@ __device__ __forceinline__ void run_cta(const DecodeParams& params, unsigned cha
       ptx::mbarrier_init(ptx::shared_address(&storage.batch_full[i]), kLaneArrivals);
       ptx::mbarrier_init(ptx::shared_address(&storage.batch_empty[i]), consumer_threads(kDims));
     }
+    ptx::mbarrier_init(ptx::shared_address(&storage.reduce_empty), consumer_threads(kDims));
     for (int32_t i = 0; i < consumer_warps(kDims) * stages(kDims); ++i) {
       ptx::mbarrier_init(ptx::shared_address(&storage.kv_full[0][0] + i), kLaneArrivals);
     }
@@ -69,13 +71,16 @@ __device__ __forceinline__ void run_cta(const DecodeParams& params, unsigned cha
   __syncthreads();
   // Everything before this overlaps the kernel before. From here on the plan is there, which the combine kernel reads
   // while it waits for this one.
-  ptx::griddep_wait();
+  // The prefill pass, if there is one, runs beside this kernel and began when the kernel before both had ended.
+  const bool runs_beside = params.attention.other_plan != nullptr;
+  if (!runs_beside) ptx::griddep_wait();
   ptx::griddep_launch_dependents();
   if (threadIdx.x >= consumer_threads(kDims)) {
     TileFetcher<T, DimQk, DimV, kFp8, kRows>(params, smem, storage).run();
   } else {
     ConsumerWarp<T, DimQk, DimV, kFp8, kRows>(params, smem, storage).run();
   }
+  if (runs_beside) ptx::griddep_wait();  // by every thread: whatever comes next waits for this kernel alone
 }
 
 /// What an instantiation is compiled for: the 16-bit type of its MMA, and fp8 data in shared memory or none.

@@ -9,9 +9,9 @@ namespace folio::inline v0::kernels::cuda::sm90::decode {
 /// A consumer warp's own pipeline of KV tiles. The warp is producer and consumer: before each tile it refills the
 /// stages that it has released. The pipeline runs ahead across the ends of tile batches and work tiles, as far as the
 /// scheduler warp has committed batches.
-template <typename T, int32_t DimQk, int32_t DimV, Fp8 kFp8>
+template <typename T, int32_t DimQk, int32_t DimV, Fp8 kFp8, int32_t kRows>
 class KvPipeline {
-  static constexpr HeadDims kDims{DimQk, DimV, element_bytes(kFp8)};
+  static constexpr HeadDims kDims{DimQk, DimV, element_bytes(kFp8), kRows};
   static constexpr SmemLayout kLayout = smem_layout(kDims);
   static constexpr int32_t kStages = stages(kDims);
   static constexpr int32_t kStageBytes = stage_bytes(kDims);
@@ -34,7 +34,7 @@ class KvPipeline {
 
   /// Begins the copies of the CTA's first KV tiles, before the scheduler warp has committed their batch.
   __device__ __forceinline__ void produce_first_tiles() {
-    static_assert(kStages * kWarps <= batch_tiles(kDims) && kStages * 2 <= 32);
+    static_assert(kStages * kWarps <= batch_tiles(batch_places(kDims), kTmaHalfTile) && kStages * 2 <= 32);
     const FirstTiles tiles = locate_first_tiles(params_, warp_, lane_, kStages, kWarps * kTileTokens);
     copy_tokens_ = tiles.copy_tokens;
     head_ = tiles.head;
@@ -75,15 +75,31 @@ class KvPipeline {
     return tiles_ + static_cast<uint32_t>(read_stage_ * kStageBytes);
   }
 
+  /// KV tiles that refill() may load, one after the other: all stages are in use and TMA loads whole tiles.
+  __device__ __forceinline__ int32_t refills() const {
+    return copy_tokens_ == kTmaWholeTile && stages_in_use_ == kStages ? tiles_left_ : 0;
+  }
+
+  /// Releases the KV tile, which nobody wrote to, and loads the next one there. At most refills() times in a row; then
+  /// finish_refills().
+  __device__ __forceinline__ void refill() {
+    __syncwarp();
+    if (ptx::elect_one()) tma_load_whole(*place_, read_stage_);
+    place_ += step_;
+    advance_read_stage();
+  }
+  __device__ __forceinline__ void finish_refills(int32_t count) {
+    write_stage_ = read_stage_;
+    tiles_left_ -= count;
+    if (tiles_left_ == 0) ++num_batches_;
+  }
+
   /// Releases the KV tile. `written`: the warp, or copies of its threads, wrote there; TMA must see these writes.
   __device__ __forceinline__ void consumer_release(bool written) {
     if (written) ptx::fence_view_async_shared();
     __syncwarp();
     --stages_in_use_;
-    if (++read_stage_ == kStages) {
-      read_stage_ = 0;
-      parity_ ^= 1;
-    }
+    advance_read_stage();
   }
 
   /// The warp has consumed batch number `batch`, which may have had no KV tiles for it.
@@ -92,6 +108,12 @@ class KvPipeline {
   }
 
  private:
+  __device__ __forceinline__ void advance_read_stage() {
+    if (++read_stage_ != kStages) return;
+    read_stage_ = 0;
+    parity_ ^= 1;
+  }
+
   /// The next batch, if it is committed: reads what the copies of its tiles have in common. What every tile repeats
   /// costs a third of a warp's time if it is not fast; once per batch it need not be.
   __device__ __forceinline__ bool open_batch() {
@@ -107,7 +129,7 @@ class KvPipeline {
     head_ = context.work_tile.kv_head;
     segment_ = context.work_tile.segment;
     const int32_t tile_places = copy_tokens_ == kTmaWholeTile ? 1 : copy_tokens_ == kTmaHalfTile ? 2 : kTileTokens;
-    place_ = places_ + stage * batch_tiles(kDims) * kTileTokens + warp_ * tile_places;
+    place_ = places_ + stage * batch_places(kDims) + warp_ * tile_places;
     step_ = kWarps * tile_places;
     place_ += early_tiles_ * step_;
     tiles_left_ -= early_tiles_;
@@ -123,33 +145,52 @@ class KvPipeline {
       const uint32_t barrier = kv_full_ + 8 * static_cast<uint32_t>(write_stage_);
       const SegmentParams& segment = params_.attention.segments[segment_];
       const bool cp_async_16B = params_.cp_async_16B[segment_];
+      if constexpr (copies_keys_with_values<DimQk, DimV, kFp8>()) {
+        if (cp_async_16B) {
+          cp_async_kv_tile<DimQk, kFp8>(to, place_, segment, head_, lane_);
+          cp_async_arrive(barrier);
+          return;
+        }
+      }
       copy_kv_tile<T, DimQk, kFp8>(to, place_, segment.k, segment.dtype, segment.k_strides, head_, cp_async_16B, lane_);
       copy_kv_tile<T, DimV, kFp8>(to + kKeyBytes, place_, segment.v, segment.dtype, segment.v_strides, head_,
                                   cp_async_16B, lane_);
-      ptx::cp_async_mbarrier_arrive(barrier);
-      ptx::mbarrier_arrive(barrier);
+      cp_async_arrive(barrier);
       return;
     }
     if (ptx::elect_one()) tma_load(place_[0], place_[copy_tokens_ == kTmaHalfTile ? 1 : 0]);
   }
 
+  /// The two arrivals of every lane: at once, and when its copies are through.
+  __device__ __forceinline__ static void cp_async_arrive(uint32_t barrier) {
+    ptx::cp_async_mbarrier_arrive(barrier);
+    ptx::mbarrier_arrive(barrier);
+  }
+
+  /// By one lane: the TMA loads of one whole KV tile. A tile that no row sees is not loaded.
+  __device__ __forceinline__ void tma_load_whole(TokenPlace place, int32_t stage) const {
+    const uint32_t to = tiles_ + static_cast<uint32_t>(stage * kStageBytes);
+    const uint32_t barrier = kv_full_ + 8 * static_cast<uint32_t>(stage);
+    ptx::mbarrier_arrive(barrier, kLaneArrivals - 1);
+    if (place.in_page < 0) {
+      ptx::mbarrier_arrive(barrier);
+      return;
+    }
+    const DecodeParams::Maps& maps = params_.maps[segment_];
+    const uint64_t policy = ptx::evict_first_policy();
+    ptx::mbarrier_arrive_expect_tx(barrier, kStageBytes);
+    ptx::tma_load_5d(to, &maps.k, barrier, 0, place.in_page, 0, head_, place.page, policy);
+    ptx::tma_load_5d(to + kKeyBytes, &maps.v, barrier, 0, place.in_page, 0, head_, place.page, policy);
+  }
+
   /// By one lane: the TMA loads of one KV tile, whole or in two halves. A half that no row sees is not loaded.
   __device__ __forceinline__ void tma_load(TokenPlace first, TokenPlace second) const {
+    if (copy_tokens_ == kTmaWholeTile) return tma_load_whole(first, write_stage_);
     const uint32_t to = tiles_ + static_cast<uint32_t>(write_stage_ * kStageBytes);
     const uint32_t barrier = kv_full_ + 8 * static_cast<uint32_t>(write_stage_);
     const DecodeParams::Maps& maps = params_.maps[segment_];
     const uint64_t policy = ptx::evict_first_policy();
     ptx::mbarrier_arrive(barrier, kLaneArrivals - 1);
-    if (copy_tokens_ == kTmaWholeTile) {
-      if (first.in_page < 0) {
-        ptx::mbarrier_arrive(barrier);
-        return;
-      }
-      ptx::mbarrier_arrive_expect_tx(barrier, kStageBytes);
-      ptx::tma_load_5d(to, &maps.k, barrier, 0, first.in_page, 0, head_, first.page, policy);
-      ptx::tma_load_5d(to + kKeyBytes, &maps.v, barrier, 0, first.in_page, 0, head_, first.page, policy);
-      return;
-    }
     const uint32_t halves = (first.in_page >= 0 ? 1 : 0) + (second.in_page >= 0 ? 1 : 0);
     ptx::mbarrier_arrive_expect_tx(barrier, halves * (kStageBytes / 2));
     if (first.in_page >= 0) {

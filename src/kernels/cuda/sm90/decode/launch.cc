@@ -57,6 +57,8 @@ scheduler::TileShape tile(const AttentionConfig& config) {
           .schedule = scheduler::Schedule::kDynamic};
 }
 
+constexpr int32_t kTileCost = 96;
+
 DType p_dtype(const AttentionConfig& config) {
   return compute_type(config.q, config.kv, config.ragged_kv);
 }
@@ -70,10 +72,21 @@ const Instantiation& choose(const AttentionParams& params, const LaunchShape& sh
 
 void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
   choose(params, shape).launch(params, shape, stream);
+}
+
+void combine(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
   // As many CTAs as wait beside this kernel's, and more where a combine has more rows than a CTA has warps.
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
   const int32_t rows = shape.max_rows <= kTileRows ? group_size : shape.max_rows;
-  if (shape.combine) launch_combine(params, shape.num_workers, stream, true, std::clamp((rows + 3) / 4, 1, 4));
+  launch_combine(params, shape.num_workers, stream, true, std::clamp((rows + 3) / 4, 1, 4));
+}
+
+/// At the 4.4 TB/s of long batches on 132 SMs.
+PassCost pass_cost(const AttentionConfig& config) {
+  constexpr float kBytesPerNs = 33.0f;
+  const HeadDims dims{config.head_dim_qk, config.head_dim_v};
+  const auto bytes = static_cast<float>(schedule_tokens(dims) * (dims.qk + dims.v) * size_of(config.kv));
+  return {.unit = bytes / kBytesPerNs / kTileCost, .work_tile = 0.0f};
 }
 
 /// Dimensions, innermost first: a swizzle row's components, tokens of a page, a token's swizzle rows, heads, pages. A
@@ -122,10 +135,12 @@ const AttentionKernel kSm90DecodeKernel{.name = "cuda-sm90-decode",
                                         .tile = tile,
                                         .p_dtype = p_dtype,
                                         .workers_per_sm = 1,
-                                        .tile_cost = 96,
+                                        .tile_cost = kTileCost,
                                         .row_cost = 1,
                                         .start_cost = 48,
+                                        .pass_cost = pass_cost,
                                         .double_rows = kMaxRows,
-                                        .launch = launch};
+                                        .launch = launch,
+                                        .combine = combine};
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::decode

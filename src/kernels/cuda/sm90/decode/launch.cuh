@@ -15,7 +15,7 @@ constexpr int32_t kLaunchBound = launch_bound_threads(HeadDims{DimQk, DimV}, kRo
 template <typename T, int32_t DimQk, int32_t DimV, Fp8 kFp8, int32_t kRows>
 __global__ void __launch_bounds__((kLaunchBound<DimQk, DimV, kRows>), 1)
     decode_kernel(const __grid_constant__ DecodeParams params) {
-  static_assert(smem_bytes<DimQk, DimV, kFp8>() <= kMaxSmemBytes);
+  static_assert(smem_bytes<DimQk, DimV, kFp8, kRows>() <= kMaxSmemBytes);
   extern __shared__ __align__(16) unsigned char raw[];
   run_cta<T, DimQk, DimV, kFp8, kRows>(params, raw + (1024 - ptx::shared_address(raw) % 1024) % 1024);
 }
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__((kLaunchBound<DimQk, DimV, kRows>), 1)
 /// Launches with programmatic dependent launch: the kernel starts under the end of the one before.
 template <typename T, int32_t DimQk, int32_t DimV, Fp8 kFp8, int32_t kRows>
 cudaError_t launch_kernel(const DecodeParams& params, int32_t num_workers, Stream stream) {
-  constexpr int32_t kBytes = smem_bytes<DimQk, DimV, kFp8>();
+  constexpr int32_t kBytes = smem_bytes<DimQk, DimV, kFp8, kRows>();
   constexpr auto* kKernel = decode_kernel<T, DimQk, DimV, kFp8, kRows>;
   const cudaError_t status = allow_shared_memory<kKernel>(kBytes, true);
   if (status != cudaSuccess) return status;

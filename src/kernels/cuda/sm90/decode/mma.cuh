@@ -38,8 +38,8 @@ class TileMma {
 
  public:
   /// Queries as second operands of GEMM0. They stay in registers for a whole work tile where they are few enough; else
-  /// every KV tile reads them again.
-  static constexpr bool kQueriesInRegisters = kSteps * Columns <= 16;
+  /// every KV tile reads them again. What spills goes to the L2, whose fabric is the limit of long batches.
+  static constexpr bool kQueriesInRegisters = kSteps <= (Columns == 1 ? 16 : 4);
   using Queries = uint32_t[kSteps][Columns][2];
 
   /// The ldmatrix addresses of a lane in a KV tile, see swizzled_offset.
@@ -165,8 +165,9 @@ class TileMma {
       for (int32_t n = 0; n < Columns; ++n) {
         const uint32_t at = queries + static_cast<uint32_t>(8 * n + lane_ / 4) * row +
                             32 * static_cast<uint32_t>(step) + 8 * static_cast<uint32_t>(lane_ % 4);
-        b[n][0] = ptx::ld_shared_4(at);
-        b[n][1] = ptx::ld_shared_4(at + 4);
+        const uint2 two = ptx::ld_shared_8(at);
+        b[n][0] = two.x;
+        b[n][1] = two.y;
       }
     } else if constexpr (Columns == 1) {
       const uint32_t at = queries + static_cast<uint32_t>(lane_ / 4) * row + 32 * static_cast<uint32_t>(step) +

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/sm90/common/copy.cuh"
 #include "kernels/cuda/sm90/common/prefetch.cuh"
+#include "kernels/cuda/sm90/common/tile_scheduler.cuh"
 #include "kernels/cuda/sm90/decode/smem.cuh"
 #include "ptx/memory.cuh"
 
@@ -93,7 +94,7 @@ __device__ __forceinline__ FirstTiles locate_first_tiles(const DecodeParams& par
   const scheduler::PlanView& plan = attention.plan->view;
   const auto index = static_cast<int32_t>(blockIdx.x);
   FirstTiles tiles;
-  if (index >= plan.num_dynamic_tiles) return tiles;
+  if (index >= plan.num_dynamic_tiles || index >= first_decode_ctas(attention)) return tiles;
   const scheduler::WorkTile tile = plan.work_tiles[index];
   const int32_t first = tile.kv_begin / kTileTokens * kTileTokens + warp * kTileTokens;
   tiles.copy_tokens = params.copy_tokens[tile.segment];
@@ -170,6 +171,43 @@ __device__ __forceinline__ void copy_kv_tile(uint32_t smem, const TokenPlace* pl
   }
 }
 
+/// Whether keys and values of a KV tile are copied together by cp_async_kv_tile: a lane has the same chunk of each.
+template <int32_t DimQk, int32_t DimV, Fp8 kFp8>
+constexpr bool copies_keys_with_values() {
+  constexpr int32_t kChunks = DimQk * element_bytes(kFp8) / 16;
+  return DimQk == DimV && 32 % kChunks == 0 && swizzle_bytes(DimQk, element_bytes(kFp8)) == 128;
+}
+
+/// Keys and values that need no conversion, and of which every head of a token begins at a multiple of 16 bytes: the
+/// values' memory follows the keys'. A lane computes the address of one token's keys or values; 64-bit arithmetic is
+/// most of the work.
+template <int32_t Dim, Fp8 kFp8>
+__device__ __forceinline__ void cp_async_kv_tile(uint32_t smem, const TokenPlace* places, const SegmentParams& segment,
+                                                 int32_t head, int32_t lane) {
+  constexpr int32_t kBytes = element_bytes(kFp8);
+  constexpr int32_t kChunks = Dim * kBytes / 16;
+  constexpr int32_t kStep = 32 / kChunks;  // tokens of one instruction
+  constexpr int32_t kWidth = swizzle_bytes(Dim, kBytes);
+  const TokenPlace place = places[lane % kTileTokens];
+  const bool is_k = lane < kTileTokens;
+  const KvStrides& strides = is_k ? segment.k_strides : segment.v_strides;
+  const int64_t at = place.page * strides.page + place.in_page * strides.token + head * strides.head;
+  const auto* const data = static_cast<const uint8_t*>(is_k ? segment.k : segment.v);
+  const uint64_t mine = place.in_page < 0 ? 0 : reinterpret_cast<uint64_t>(data + kBytes * at);  // 0: no row sees it
+  const auto copy = [&](uint32_t to, int32_t of) {
+    const uint64_t from = __shfl_sync(kAllLanes, mine, of);
+    ptx::cp_async_16(to, reinterpret_cast<const uint8_t*>(from) + (from == 0 ? 0 : lane % kChunks * 16), from != 0);
+  };
+  const int32_t token = lane / kChunks;
+  const auto to = smem + static_cast<uint32_t>(swizzled_offset(Dim, kBytes, kTmaWholeTile, token, lane % kChunks));
+#pragma unroll
+  for (int32_t next = 0; next < kTileTokens; next += kStep) {  // the swizzle repeats after eight tokens
+    const uint32_t there = (to ^ static_cast<uint32_t>(16 * (next % 8))) + static_cast<uint32_t>(next * kWidth);
+    copy(there, token + next);
+    copy(there + tile_bytes(Dim, kBytes), kTileTokens + token + next);
+  }
+}
+
 /// Queries of any type and address. A call, not inlined: it is rare and would stand between common instructions.
 template <typename T>
 __device__ FOLIO_CALLED void copy_query_16B(const AttentionParams& params, uint32_t smem, int64_t at, bool valid) {
@@ -206,7 +244,7 @@ class QueryProducer {
     constexpr int32_t kPairs = DimQk / 64;  // of a lane
     constexpr int32_t kMaxExponent = 14;
     const uint32_t to = queries_ + static_cast<uint32_t>(context * kMaxRows * kStride);
-#pragma unroll 4
+#pragma unroll 8
     for (int32_t r = 0; r < kRows; ++r) {
       const int64_t at = __shfl_sync(kAllLanes, query, r);
       uint32_t pairs[kPairs];

@@ -11,8 +11,9 @@ namespace folio::inline v0::kernels::cuda::sm90::decode {
 
 template <typename T, int32_t DimQk, int32_t DimV, Fp8 kFp8, int32_t kRows>
 class TileFetcher {
-  static constexpr HeadDims kDims{DimQk, DimV, element_bytes(kFp8)};
+  static constexpr HeadDims kDims{DimQk, DimV, element_bytes(kFp8), kRows};
   static constexpr SmemLayout kLayout = smem_layout(kDims);
+  static constexpr int32_t kPlaces = batch_places(kDims);
   using Storage = SharedStorage<consumer_warps(kDims), stages(kDims)>;
 
  public:
@@ -31,14 +32,22 @@ class TileFetcher {
   }
 
   __device__ __forceinline__ void run() {
-    const DynamicTileScheduler tile_scheduler(plan_, params_.tile_counters);
+    const int32_t first_ctas = params_.other_plan == nullptr ? plan_.num_workers : first_decode_ctas(params_);
+    const bool is_first = static_cast<int32_t>(blockIdx.x) < first_ctas;
+    storage_.first_ctas = first_ctas;
+    __syncwarp();
+    const DynamicTileScheduler tile_scheduler(plan_, params_.tile_counters, storage_.first_ctas);
     // The next work tile is claimed once this one is committed. The consumers' batches hide the latency from the claim
     // to the pages, and no CTA holds more than it will compute soon.
-    for (int32_t index = tile_scheduler.initial_work_tile(); index >= 0;) {
+    constexpr int32_t kUnclaimed = -2;
+    int32_t index = is_first ? tile_scheduler.initial_work_tile() : kUnclaimed;
+    for (;;) {
+      if (index == kUnclaimed) index = tile_scheduler.claim_work_tile();
+      if (index < 0) break;
       const scheduler::WorkTile tile = plan_.work_tiles[index];
       produce(tile);
       ++num_work_tiles_;
-      index = tile_scheduler.next_work_tile(tile);
+      index = (tile.flags & scheduler::kFinish) == 0 ? tile.partial : kUnclaimed;
     }
     tile_scheduler.finish();
     const int32_t stage = producer_acquire();
@@ -174,9 +183,9 @@ class TileFetcher {
           write_work_tile(storage_.contexts[context], tile, kv_row, visible, first, copy_tokens, has_keys, custom);
         }
       }
-      const int32_t count = min(num_tiles - done, batch_tiles(kDims));
+      const int32_t count = min(num_tiles - done, batch_tiles(kPlaces, copy_tokens));
       const int32_t begin = first + done * kTileTokens;
-      TokenPlace* const places = places_ + stage * batch_tiles(kDims) * kTileTokens;
+      TokenPlace* const places = places_ + stage * kPlaces;
       const int32_t num_places = count * kTileTokens / copy_tokens;
       int32_t place = lane_;
       if (done == 0) {

@@ -55,10 +55,12 @@ struct SharedStorage {
   static constexpr int32_t kWarps = Warps;
   WorkTileContext contexts[kBatchStages];
   TileBatch batches[kBatchStages];
-  alignas(16) float row_max[kReduceRows][Warps];
-  alignas(16) float row_sum[kReduceRows][Warps];
+  int32_t first_ctas;  ///< see DynamicTileScheduler; the scheduler warp's
+  alignas(16) float row_max[kMaxRows][Warps];
+  alignas(16) float row_sum[kMaxRows][Warps];
   uint64_t batch_full[kBatchStages];   ///< phase n: batch n of the stage is there, with its places and queries
   uint64_t batch_empty[kBatchStages];  ///< phase n: every consumer thread has released it
+  uint64_t reduce_empty;               ///< phase n: every consumer thread has read what it needs of reduction n
   uint64_t kv_full[Warps][Stages];     ///< phase n: KV tile n of the stage is there
 };
 

@@ -30,6 +30,16 @@ struct SoftmaxState {
   float scale[Columns][2];
 };
 
+/// Scores become base-2 logits where there is neither soft cap nor ALiBi.
+template <int32_t Columns>
+__device__ __forceinline__ void scale_scores(const SoftmaxState<Columns>& state, float (&s)[Columns][4]) {
+#pragma unroll
+  for (int32_t n = 0; n < Columns; ++n) {
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) s[n][i] = __fmul_rn(s[n][i], state.scale[n][i % 2]);
+  }
+}
+
 /// The base-2 logit of one score, with what is rare: soft cap, ALiBi, custom mask.
 __device__ __forceinline__ float general_logit(const AttentionParams& params, const WorkTileContext& context,
                                                int32_t row, int32_t token, float score) {
@@ -63,10 +73,11 @@ __device__ __forceinline__ void to_general_logits(const AttentionParams& params,
 }
 
 /// Logits `s` become p, and the state takes them in. Lanes exchange maxima only where a row of the warp exceeds the
-/// threshold. Returns whether that happened: O must then be multiplied with `rescale`.
-template <typename T, int32_t Columns>
-__device__ __forceinline__ bool online_softmax(SoftmaxState<Columns>& state, float (&s)[Columns][4],
-                                               float (&rescale)[Columns][2]) {
+/// threshold; then O is rescaled, too.
+template <typename T, int32_t Columns, int32_t Tiles>
+__device__ __forceinline__ void online_softmax(SoftmaxState<Columns>& state, float (&s)[Columns][4],
+                                               float (&o)[Tiles][Columns][4]) {
+  float rescale[Columns][2];
   bool exceeds = false;
 #pragma unroll
   for (int32_t n = 0; n < Columns; ++n) {
@@ -76,8 +87,7 @@ __device__ __forceinline__ bool online_softmax(SoftmaxState<Columns>& state, flo
       exceeds = exceeds || rescale[n][j] > __fadd_rn(state.row_max[n][j], kRescaleThreshold<T>);
     }
   }
-  const bool any = __any_sync(kAllLanes, exceeds);
-  if (any) {
+  if (__any_sync(kAllLanes, exceeds)) {
 #pragma unroll
     for (int32_t n = 0; n < Columns; ++n) {
 #pragma unroll
@@ -95,6 +105,14 @@ __device__ __forceinline__ bool online_softmax(SoftmaxState<Columns>& state, flo
         state.row_sum[n][j] = __fmul_rn(state.row_sum[n][j], rescale[n][j]);
       }
     }
+#pragma unroll
+    for (int32_t m = 0; m < Tiles; ++m) {
+#pragma unroll
+      for (int32_t n = 0; n < Columns; ++n) {
+#pragma unroll
+        for (int32_t i = 0; i < 4; ++i) o[m][n][i] = __fmul_rn(o[m][n][i], rescale[n][i % 2]);
+      }
+    }
   }
 #pragma unroll
   for (int32_t n = 0; n < Columns; ++n) {
@@ -109,7 +127,6 @@ __device__ __forceinline__ bool online_softmax(SoftmaxState<Columns>& state, flo
       }
     }
   }
-  return any;
 }
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::decode

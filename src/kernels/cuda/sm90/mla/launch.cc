@@ -200,7 +200,10 @@ void launch_by_rows(const AttentionParams& params, const LaunchShape& shape, Str
 
 void launch(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
   if (!try_swap_ab(params, shape, stream)) launch_by_rows(params, shape, stream);
-  if (shape.combine) launch_combine(params, shape.num_workers, stream, true, kCombineBlocksPerWorker);
+}
+
+void combine(const AttentionParams& params, const LaunchShape& shape, Stream stream) {
+  launch_combine(params, shape.num_workers, stream, true, kCombineBlocksPerWorker);
 }
 
 }  // namespace
@@ -254,6 +257,7 @@ const AttentionKernel kSm90MlaKernel{.name = "cuda-sm90-mla",
                                      .start_cost = 256,
                                      .min_split_tokens = 128,
                                      .low_rows = kSwapAbRows,
-                                     .launch = launch};
+                                     .launch = launch,
+                                     .combine = combine};
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::mla

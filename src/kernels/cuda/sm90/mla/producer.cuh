@@ -37,7 +37,7 @@ class Producer {
 
   __device__ __forceinline__ void run() {
     const scheduler::PlanView& plan = params_.attention.plan->view;
-    const DynamicTileScheduler tile_scheduler(plan, params_.attention.tile_counters);
+    const DynamicTileScheduler tile_scheduler(plan, params_.attention.tile_counters, plan.num_workers);
     int32_t next = tile_scheduler.initial_work_tile();  // of later ones, the scheduler warp knows it
     for (;; ++num_work_tiles_) {
       const int32_t slot = num_work_tiles_ % kWorkTileSlots;

@@ -39,6 +39,7 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant> {
   /// `self`: this, as the class whose load_q and load_tiles are called.
   template <typename Self>
   __device__ __forceinline__ void run_as(Self& self) {
+    this->count_ctas();
     do {
       prefetch_step_ = 0;
       if (tile_number_ >= 0) load_tile(self);
@@ -47,7 +48,7 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant> {
     } while (index_ >= 0);
     if (tile_number_ > 0) this->store_output(tile_number_ - 1);
     ptx::tma_store_wait();
-    if (warp_ == 0) DynamicTileScheduler(params_.attention.plan->view, params_.attention.tile_counters).finish();
+    if (warp_ == 0) this->finish();
   }
 
   /// The next step towards the next work tile.

@@ -39,19 +39,39 @@ class TileFetcher {
         warp_(__shfl_sync(kAllLanes, static_cast<int32_t>(threadIdx.x) / 32, 0)),
         lane_(static_cast<int32_t>(threadIdx.x) % 32) {}
 
+  /// Before the first work tile. Beside a decode pass, only some CTAs have work tiles.
+  __device__ __forceinline__ void count_ctas() const {
+    if (warp_ != 0) return;
+    const AttentionParams& params = params_.attention;
+    const scheduler::PlanView& plan = params.plan->view;
+    int32_t ctas = plan.num_workers;
+    if (params.other_plan != nullptr) [[unlikely]]
+      ctas = prefill_ctas(params, plan, params.other_plan->view);
+    if (lane_ == 0) storage_.num_ctas = static_cast<uint32_t>(ctas);
+    __syncwarp();
+  }
+
   /// Step 1: the first warp requests work tile `number` of this CTA from the plan.
   __device__ __forceinline__ void request_tile(int32_t number) {
     if (warp_ != 0) return;
     const scheduler::PlanView& plan = params_.attention.plan->view;
     int32_t index = continuation_;
     if (index < 0) {
-      const uint32_t tile = number == 0 ? blockIdx.x : static_cast<uint32_t>(plan.num_workers) + ticket_;
+      const uint32_t ctas = storage_.num_ctas;
+      uint32_t tile = ctas + ticket_;
+      if (number == 0) tile = blockIdx.x < ctas ? blockIdx.x : UINT32_MAX;
       index = tile < static_cast<uint32_t>(plan.num_dynamic_tiles) ? static_cast<int32_t>(tile) : -1;
     }
     index_ = __shfl_sync(kAllLanes, index, 0);
     // The load completes before step 2.
     if (index_ >= 0 && lane_ < kWorkTileWords)
       word_ = reinterpret_cast<const int32_t*>(plan.work_tiles + index_)[lane_];
+  }
+
+  /// The CTA has no more work tiles. By the first warp.
+  __device__ __forceinline__ void finish() const {
+    const AttentionParams& params = params_.attention;
+    DynamicTileScheduler(params.plan->view, params.tile_counters, params.plan->view.num_workers).finish();
   }
 
   /// Step 2: the work tile and its rows. Waits until the consumers have released the buffer's last work tile.

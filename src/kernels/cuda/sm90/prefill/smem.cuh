@@ -64,6 +64,7 @@ struct SharedStorage {
   bool negate_scores[kWarpgroupWarps];            ///< likewise
   int32_t unmasked_end[kWarpgroupWarps];          ///< likewise
   int32_t next;                                   ///< index of the next work tile, from the first thread; -1: none
+  uint32_t num_ctas;                              ///< CTAs that have work tiles; the first warp's
   /// Of V tiles that some rows see in part: not 0 where a producer warp has found NaN or Inf.
   uint8_t nonfinite[kMaxStages][kWarpgroupWarps];
   uint64_t tile_full[kTileBuffers];   ///< phase n: the buffer's work tile number n is complete, with its Q
