@@ -208,8 +208,11 @@ void run_on_gpu(const detail::PlanBufferState& plan, const AttentionArgs& args, 
   }
   for (size_t pass = 0; pass < plan.passes.size(); ++pass) {
     if (!is_launched(plan, pass) || !may_combine(plan, pass)) continue;
-    op.gpu()->combine(*op.passes[pass].gpu_kernel, of_pass[pass], shape_of_pass(plan, pass), stream);
-    if (of_pass[pass].other_plan != nullptr) break;  // which this one takes, too
+    // One combine takes the splits of both passes. Its CTAs wait beside the last pass's kernel.
+    const bool both = of_pass[pass].other_plan != nullptr;
+    const size_t last = both ? plan.passes.size() - 1 : pass;
+    op.gpu()->combine(*op.passes[last].gpu_kernel, of_pass[pass], shape_of_pass(plan, last), stream);
+    if (both) break;
   }
 }
 
