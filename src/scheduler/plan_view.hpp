@@ -97,10 +97,10 @@ struct PlanView {
   int32_t num_workers = 0;
   int32_t num_work_tiles = 0;
   /// Schedule::kDynamic: workers claim work tiles [0, num_dynamic_tiles). Continuations lie behind them. Worker w
-  /// begins with work tile w; then each takes the lowest unclaimed one, from num_workers on. Neighbours are the KV
-  /// heads of a swizzle group for the same rows and keys, so that shared reads hit the L2. The group is all KV heads,
-  /// or at TileOrder::kLpt those whose keys fit the L2. Results do not depend on who claims what. 0 in a static
-  /// schedule.
+  /// begins with work tile w; then each takes the lowest unclaimed one, from num_workers on. (Beside another pass,
+  /// fewer workers begin so: decision 0076.) Neighbours are the KV heads of a swizzle group for the same rows and keys,
+  /// so that shared reads hit the L2. The group is all KV heads, or at TileOrder::kLpt those whose keys fit the L2.
+  /// Results do not depend on who claims what. 0 in a static schedule.
   int32_t num_dynamic_tiles = 0;
   int32_t num_combine_tiles = 0;
   int32_t num_partial_rows = 0;

@@ -8,8 +8,9 @@ namespace {
 
 constexpr int32_t kSms = 132;
 
-/// A plan whose work takes all SMs `microseconds`, at kCost.
 constexpr PassCost kCost{.unit = 1.0f, .work_tile = 0.0f};
+
+/// A plan whose work takes all SMs `microseconds`, at kCost.
 scheduler::PlanView plan_of(double microseconds, int32_t tiles) {
   scheduler::PlanView plan;
   plan.num_workers = kSms;

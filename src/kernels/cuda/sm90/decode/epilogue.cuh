@@ -4,7 +4,7 @@
 #include "kernels/cuda/sm90/decode/softmax.cuh"
 #include "ptx/barrier.cuh"
 
-/// The epilogue of a work tile: the cross-warp reduction of softmax states and O, eight rows at a time. Then one warp
+/// The epilogue of a work tile: the cross-warp reduction of softmax states and O, kReduceRows at a time. Then one warp
 /// per row folds the result into its output tile's and writes it.
 namespace folio::inline v0::kernels::cuda::sm90::decode {
 

@@ -22,9 +22,10 @@
 ///                batch_empty[2]    consumers -> scheduler warp      one arrival per consumer thread
 ///                kv_full[8][S]     TMA/cp.async -> the same warp    64 arrivals and the TMA's bytes; no empty barrier:
 ///                                                                   the warp that releases a stage also refills it
-///                named barrier 1   consumers, in the epilogue: all states of eight rows are in shared memory
+///                named barrier 1   consumers, in the epilogue: all states are in shared memory
 ///                reduce_empty      ... and have been read: one arrival per consumer thread
-///   stages       2 tile batches of up to 64 KV tiles (32 at 192/128), with as many contexts and queries
+///   stages       2 tile batches of up to 64 KV tiles (by threads, 32 at 192/128 and for 16 rows), with as many
+///                contexts and queries
 ///                S KV tiles per warp: 16 KiB of each warp's own, 2 of bfloat16 at 128, 4 of fp8; at least 2
 ///   registers    128 per thread for 8 rows (a CTA of the combine kernel fits beside this one), 168 for 16; no
 ///                setmaxnreg; up to 255 at head_dim 256, with five warps

@@ -39,7 +39,7 @@ class TileFetcher {
     const DynamicTileScheduler tile_scheduler(plan_, params_.tile_counters, storage_.first_ctas);
     // The next work tile is claimed once this one is committed. The consumers' batches hide the latency from the claim
     // to the pages, and no CTA holds more than it will compute soon.
-    constexpr int32_t kUnclaimed = -2;
+    constexpr int32_t kUnclaimed = -2;  // so that claiming stands in one place: short batches fetch all code anew
     int32_t index = is_first ? tile_scheduler.initial_work_tile() : kUnclaimed;
     for (;;) {
       if (index == kUnclaimed) index = tile_scheduler.claim_work_tile();
