@@ -37,6 +37,12 @@ enum class Variant : int32_t {
   kAlibi,  ///< ALiBi
   kAny,    ///< a custom mask, with or without the others; a soft cap and ALiBi; or a larger soft cap
 };
+/// Producer warps, the last ones, that fetch work tiles and load Q. Where they are not all four, the others load K and
+/// V meanwhile. All four do both in turn where loading takes many instructions: fp8 data, and the visible bits of kAny.
+constexpr int32_t kSomeFetchWarps = 2;
+constexpr int32_t fetch_warps(Variant variant, bool is_fp8) {
+  return is_fp8 || variant == Variant::kAny ? kWarpgroupWarps : kSomeFetchWarps;
+}
 /// Up to this soft cap, bfloat16 p has the range for all logits in [-cap, cap]. See has_fixed_row_max.
 constexpr float kMaxFixedCap = 50.0f;
 
@@ -128,15 +134,15 @@ constexpr int32_t tma_tile_tokens(int32_t page_size, int32_t tokens) {
   while (tile < tokens && page_size % (2 * tile) == 0) tile *= 2;
   return tile;
 }
-/// TMA tiles of a KV tile of `tokens` that one producer warp issues. Where there are fewer than warps, the first warps
+/// TMA tiles of a KV tile of `tokens` that one of `warps` issues. Where there are fewer than warps, the first warps
 /// issue one each.
-FOLIO_HOST_DEVICE constexpr int32_t tma_tiles_per_warp(int32_t tma_tokens, int32_t tokens) {
-  return tma_tokens * kWarpgroupWarps >= tokens ? 1 : tokens / kWarpgroupWarps / tma_tokens;
+FOLIO_HOST_DEVICE constexpr int32_t tma_tiles_per_warp(int32_t tma_tokens, int32_t tokens, int32_t warps) {
+  return tma_tokens * warps >= tokens ? 1 : tokens / warps / tma_tokens;
 }
 /// Its logarithm to base 2.
-FOLIO_HOST_DEVICE constexpr int32_t tma_tiles_shift(int32_t tma_tokens, int32_t tokens) {
+FOLIO_HOST_DEVICE constexpr int32_t tma_tiles_shift(int32_t tma_tokens, int32_t tokens, int32_t warps) {
   int32_t shift = 0;
-  while (tma_tokens << shift < tokens / kWarpgroupWarps) ++shift;
+  while (tma_tokens << shift < tokens / warps) ++shift;
   return shift;
 }
 

@@ -90,18 +90,20 @@ TEST(Sm90PrefillConfig, TmaTilesLieInOnePageAndKvTileAndWarpsShareThem) {
   EXPECT_EQ(tma_tile_tokens(128, 128), 128);
   EXPECT_EQ(tma_tile_tokens(1024, 128), 128);
   EXPECT_EQ(tma_tile_tokens(1024, 64), 64);
-  for (const int32_t tokens : {64, 128}) {
-    for (int32_t tma_tokens = kAtomRows; tma_tokens <= tokens; tma_tokens *= 2) {
-      EXPECT_GE(tma_tiles_per_warp(tma_tokens, tokens) * kWarpgroupWarps * tma_tokens, tokens);
-      EXPECT_EQ(32 % tma_tiles_per_warp(tma_tokens, tokens), 0);
-      EXPECT_EQ(1 << tma_tiles_shift(tma_tokens, tokens), tma_tiles_per_warp(tma_tokens, tokens));
+  for (const int32_t warps : {kWarpgroupWarps, kWarpgroupWarps - kSomeFetchWarps}) {
+    for (const int32_t tokens : {64, 128}) {
+      for (int32_t tma_tokens = kAtomRows; tma_tokens <= tokens; tma_tokens *= 2) {
+        EXPECT_GE(tma_tiles_per_warp(tma_tokens, tokens, warps) * warps * tma_tokens, tokens);
+        EXPECT_EQ(32 % tma_tiles_per_warp(tma_tokens, tokens, warps), 0);
+        EXPECT_EQ(1 << tma_tiles_shift(tma_tokens, tokens, warps), tma_tiles_per_warp(tma_tokens, tokens, warps));
+      }
     }
   }
-  EXPECT_EQ(tma_tiles_per_warp(8, 64), 2);
-  EXPECT_EQ(tma_tiles_per_warp(8, 128), 4);
-  EXPECT_EQ(tma_tiles_per_warp(16, 128), 2);
-  EXPECT_EQ(tma_tiles_per_warp(32, 128), 1);
-  EXPECT_EQ(tma_tiles_per_warp(128, 128), 1);
+  EXPECT_EQ(tma_tiles_per_warp(8, 64, 4), 2);
+  EXPECT_EQ(tma_tiles_per_warp(8, 128, 2), 8);
+  EXPECT_EQ(tma_tiles_per_warp(16, 128, 4), 2);
+  EXPECT_EQ(tma_tiles_per_warp(32, 128, 4), 1);
+  EXPECT_EQ(tma_tiles_per_warp(128, 128, 2), 1);
 }
 
 TEST(Sm90PrefillConfig, Fp8MmaFindsPWhereScoresWere) {

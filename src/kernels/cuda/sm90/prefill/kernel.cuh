@@ -13,19 +13,22 @@
 ///   4 warps, 88 registers a thread                    4 warps each, 208 registers a thread
 ///   (104 where it dequantizes fp8)                    (200)
 ///
-///   TileFetcher      tile_full [2]  ----------------> 64 rows of the work tile each
-///   next work tile,  tile_empty[2]  <---------------- epilogue: O in Q's memory, then TMA or threads store it
-///   its rows, its Q
-///                    k_pipeline                       mainloop, from the last KV tile to the first:
-///   Producer         full [stages]  ---------------->   S = Q K^T   GEMM0, wgmma from shared memory
+///   warps 2 and 3: TileFetcher
+///   next work tile,  tile_full [2]  ----------------> 64 rows of the work tile each
+///   its rows, its Q  tile_empty[2]  <---------------- epilogue: O in Q's memory, then TMA or threads store it
+///      |
+///      | tile_described[2]
+///      v             k_pipeline                       mainloop, from the last KV tile to the first:
+///   warps 0 and 1    full [stages]  ---------------->   S = Q K^T   GEMM0, wgmma from shared memory
 ///   K tiles (TMA)    empty[stages]  <----------------   P = softmax(S), in registers
 ///                    v_pipeline
 ///   V tiles (TMA)    full [stages]  ---------------->   O += P V    GEMM1, P from registers; it overlaps the
 ///                    empty[stages]  <----------------   softmax of the next KV tile
 ///
 ///   order of loads:  K0, K1, V0, K2, V1, ...          kPingPongBarrier: one consumer at a time issues MMAs;
-///   between them, the next work tile in 6 steps       they overlap the other's softmax
+///                                                     they overlap the other's softmax
 ///
+/// All four producer warps copy what TMA cannot, and do both roles in turn where fetch_warps() says so.
 /// Stages and shared memory by head dimensions: docs/kernels/cuda_sm90_prefill.md. FP8 MMA has K, raw V and transposed
 /// V in 3 + 2 + 3 stages; its producer transposes V between the last two.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
@@ -38,7 +41,8 @@ __device__ __forceinline__ void run_cta(const PrefillParams& params, unsigned ch
   constexpr bool kDequantizes = kFp8 != Fp8::kNone && !kFp8Mma;
   SharedStorage& storage = *reinterpret_cast<SharedStorage*>(memory + kLayout.storage);
   static_assert(kLayout.storage % alignof(SharedStorage) == 0);
-  init_barriers(storage, kVariant == Variant::kAny ? kConsumerWarps * 32 : kConsumerWarps);  // see release_k
+  init_barriers(storage, kVariant == Variant::kAny ? kConsumerWarps * 32 : kConsumerWarps,  // see release_k
+                32 * fetch_warps(kVariant, kFp8 != Fp8::kNone));
   if (threadIdx.x < kWarpgroupThreads) {
     ptx::warpgroup_reg_dealloc<kDequantizes ? kFp8ProducerRegisters : kProducerRegisters>();
     if constexpr (kFp8Mma) {
@@ -47,7 +51,7 @@ __device__ __forceinline__ void run_cta(const PrefillParams& params, unsigned ch
       static_assert(std::is_same_v<T, __half> && DimQk == kFp8Dim && DimV == kFp8Dim);
       Fp8Producer<kFp8, kVariant>(params, memory, storage).run();
     } else {
-      Producer<T, DimQk, DimV, kVariant>(params, memory, storage).run();
+      Producer<T, DimQk, DimV, kVariant, fetch_warps(kVariant, false)>(params, memory, storage).run();
     }
   } else {
     ptx::warpgroup_reg_alloc<kDequantizes ? kFp8ConsumerRegisters : kConsumerRegisters>();

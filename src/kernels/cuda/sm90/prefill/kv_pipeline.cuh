@@ -35,6 +35,11 @@ struct PipelineState {
       parity ^= 1;
     }
   }
+  __device__ __forceinline__ void advance(int32_t tiles) {
+    const uint32_t to = stage + static_cast<uint32_t>(tiles);
+    stage = to % Stages;
+    parity ^= to / Stages & 1;
+  }
 };
 
 /// A stage that the producer fills.
@@ -61,9 +66,9 @@ __device__ __forceinline__ void producer_acquire(const PipelineStage& stage) {
   ptx::mbarrier_wait_warp(stage.full + kToEmpty, stage.parity);
 }
 /// This thread has written to the stage with ordinary stores.
-__device__ __forceinline__ void producer_commit(const PipelineStage& stage) {
+__device__ __forceinline__ void producer_commit(const PipelineStage& stage, uint32_t arrivals = kLaneArrivals) {
   ptx::fence_view_async_shared();
-  ptx::mbarrier_arrive(stage.full, kLaneArrivals);
+  ptx::mbarrier_arrive(stage.full, arrivals);
 }
 /// This thread has copied to the stage, by cp.async if `is_async`: it arrives when the copies are complete.
 __device__ __forceinline__ void producer_commit_copies(const PipelineStage& stage, bool is_async) {

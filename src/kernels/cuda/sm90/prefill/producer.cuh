@@ -5,14 +5,14 @@
 #include "ptx/control.cuh"
 
 /// The producer warpgroup: fetches work tiles and loads Q, K and V into shared memory, as far ahead of the consumers as
-/// the pipelines have stages. See producer_fp8.cuh and producer_fp8_mma.cuh for fp8 data.
+/// there are stages and tile buffers. See producer_fp8.cuh and producer_fp8_mma.cuh for fp8 data.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
 /// For K and V of the MMA's type. kAny: it also tells the consumers which tokens of a K tile each row sees.
-template <typename T, int32_t DimQk, int32_t DimV, Variant kVariant>
-class Producer : protected TileFetcher<T, DimQk, DimV, kVariant> {
+template <typename T, int32_t DimQk, int32_t DimV, Variant kVariant, int32_t FetchWarps>
+class Producer : protected TileFetcher<T, DimQk, DimV, kVariant, FetchWarps> {
  protected:
-  using Fetcher = TileFetcher<T, DimQk, DimV, kVariant>;
+  using Fetcher = TileFetcher<T, DimQk, DimV, kVariant, FetchWarps>;
   friend Fetcher;
   using Fetcher::commit_work_tile;
   using Fetcher::copy_q;
@@ -20,6 +20,7 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant> {
   using Fetcher::kBlockN;
   using Fetcher::kDims;
   using Fetcher::kLayout;
+  using Fetcher::kLoadWarps;
   using Fetcher::lane_;
   using Fetcher::memory_;
   using Fetcher::params_;
@@ -33,10 +34,62 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant> {
   __device__ __forceinline__ Producer(const PrefillParams& params, unsigned char* memory, SharedStorage& storage)
       : Fetcher(params, memory, storage) {}
 
-  __device__ __forceinline__ void run() { run_as(*this); }
+  __device__ __forceinline__ void run() {
+    if constexpr (FetchWarps < kWarpgroupWarps) {
+      run_apart();
+    } else {
+      run_as(*this);
+    }
+  }
 
  protected:
-  /// `self`: this, as the class whose load_q and load_tiles are called.
+  /// Arrivals of a lane at a full barrier, of those lanes that load by TMA.
+  static constexpr uint32_t kTmaLaneArrivals = kFullArrivals / (32 * kLoadWarps);
+
+  /// Fetch warps fetch work tile n + 1 while the others load K and V of work tile n. All warps copy what TMA cannot.
+  __device__ __forceinline__ void run_apart() {
+    const bool is_fetch_warp = this->fetch_warp() >= 0;
+    if (is_fetch_warp) this->count_ctas();
+    for (tile_number_ = 0;; ++tile_number_) {
+      const int32_t tile_buffer = tile_number_ % kTileBuffers;
+      if (is_fetch_warp) {
+        this->request_tile(tile_number_);
+        this->receive_tile(tile_number_);
+        this->bind_rows(tile_number_);
+        this->publish_tile(tile_number_);
+        if (!kLateQ && index_ >= 0) load_q(tile_buffer);
+      }
+      ptx::mbarrier_wait_warp(this->described_barrier(tile_buffer),
+                              static_cast<uint32_t>(tile_number_ / kTileBuffers) & 1);
+      const TileContext& context = storage_.contexts[tile_buffer];
+      const bool all_done = context.all_done;
+      const bool by_threads = context.by_threads;
+      const scheduler::WorkTile work_tile = context.work_tile;
+      const int32_t* const pages = context.pages;
+      const KvTiles tiles = tiles_of(context);
+      // The context belongs to the consumers from here on, and to a later work tile when they have released it.
+      if (!is_fetch_warp) ptx::mbarrier_arrive(this->full_barrier(tile_buffer), kLaneArrivals);
+      if (all_done) break;
+      if (by_threads) {
+        load_by_threads(tiles, params_.attention.segments[work_tile.segment], params_.loads[work_tile.segment], pages,
+                        work_tile);
+      } else if (!is_fetch_warp) {
+        if (tiles.count > 0)
+          load_by_tma(tiles, params_.maps[work_tile.segment], params_.loads[work_tile.segment], pages,
+                      work_tile.kv_head);
+      } else {
+        if constexpr (kLateQ) load_q(tile_buffer);
+        k_state_.advance(tiles.count);
+        v_state_.advance(tiles.count);
+      }
+    }
+    if (!is_fetch_warp) return;
+    if (tile_number_ > 0) this->store_output(tile_number_ - 1);
+    ptx::tma_store_wait();
+    if (this->fetch_warp() == 0) this->finish();
+  }
+
+  /// All warps fetch and load, in turn. `self`: this, as the class whose load_q and load_tiles are called.
   template <typename Self>
   __device__ __forceinline__ void run_as(Self& self) {
     this->count_ctas();
@@ -51,7 +104,7 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant> {
     if (warp_ == 0) this->finish();
   }
 
-  /// The next step towards the next work tile.
+  /// All warps fetch: the next step towards the next work tile.
   static constexpr int32_t kPrefetchSteps = 6;
   template <typename Self>
   __device__ __forceinline__ void prefetch_next_tile(Self& self) {
@@ -120,13 +173,13 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant> {
 
   /// The last step: looks up the first TMA tiles in the page table. The loads complete before the tiles are issued.
   __device__ __forceinline__ void find_first_tma_tiles(const TileContext& context) {
-    ptx::named_barrier_sync(kProducerBarrier, kWarpgroupThreads);  // the first thread has described the work tile
+    ptx::named_barrier_sync(kFetchBarrier, kWarpgroupThreads);  // the first thread has described the work tile
     if (context.num_tiles == 0) return;
     const scheduler::WorkTile& work_tile = context.work_tile;
     const SegmentLoad& load = params_.loads[work_tile.segment];
     if (load.tma_tokens > 0)
-      first_tma_tiles_ =
-          find_tma_tile(tiles_of(context), 0, load, context.pages, tma_tiles_shift(load.tma_tokens, kBlockN));
+      first_tma_tiles_ = find_tma_tile(tiles_of(context), 0, load, context.pages,
+                                       tma_tiles_shift(load.tma_tokens, kBlockN, kLoadWarps));
   }
 
   /// With one Q buffer, Q is loaded behind the first K tile: until then the buffer belongs to the work tile before.
@@ -144,9 +197,9 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant> {
     const scheduler::WorkTile& work_tile = storage_.contexts[tile_buffer].work_tile;
     const auto group_size = static_cast<int32_t>(params_.group.divisor());
     const bool by_tma = params_.q_by_tma && this->has_whole_rows(work_tile);
-    if (!by_tma) copy_q(q_offset_, buffer);
-    const uint32_t barrier = ptx::shared_address(storage_.tile_full) + 8 * static_cast<uint32_t>(tile_buffer);
-    if (by_tma && threadIdx.x == 0) {
+    if (!by_tma) copy_q(buffer);
+    const uint32_t barrier = this->full_barrier(tile_buffer);
+    if (by_tma && this->fetch_thread() == 0) {
       ptx::mbarrier_arrive(barrier, kLaneArrivals - 1);
       ptx::mbarrier_arrive_expect_tx(barrier, static_cast<uint32_t>(kConsumerWarpgroups * q_bytes(DimQk)));
       const uint64_t policy = ptx::evict_first_policy();
@@ -180,12 +233,13 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant> {
     }
   }
 
-  /// Pages of a multiple of eight tokens, by TMA: K0, K1, V0, K2, V1, ..., with steps towards the next work tile in
-  /// between.
+  /// Pages of a multiple of eight tokens, by TMA: K0, K1, V0, K2, V1, ..., where all warps fetch with steps towards the
+  /// next work tile in between.
   __device__ __forceinline__ void load_by_tma(const KvTiles& tiles, const PrefillParams::Maps& maps,
                                               const SegmentLoad& load, const int32_t* pages, int32_t head) {
     const uint64_t policy = ptx::evict_last_policy();
-    TmaTileQueue queue{tma_tiles_shift(load.tma_tokens, kBlockN), -1, -1, first_tma_tiles_};
+    TmaTileQueue queue{tma_tiles_shift(load.tma_tokens, kBlockN, kLoadWarps), -1, -1, first_tma_tiles_};
+    if constexpr (FetchWarps < kWarpgroupWarps) queue.next = find_tma_tile(tiles, 0, load, pages, queue.shift);
 #pragma unroll 1
     for (int32_t i = 0; i <= tiles.count; ++i) {
       if (i < tiles.count) {
@@ -199,7 +253,7 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant> {
                                                     head, policy);
       }
       if (i == 0) {
-        if constexpr (kLateQ) load_q(tile_number_ % kTileBuffers);
+        if constexpr (kLateQ && FetchWarps == kWarpgroupWarps) load_q(tile_number_ % kTileBuffers);
         continue;
       }
       const PipelineStage stage = next_v_stage();
@@ -208,15 +262,17 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant> {
       issue_tma<DimV, false>(stage, edge ? ptx::shared_address(&storage_.v_landed) : stage.full, maps.v,
                              load.tma_tokens, queue, i - 1, looked_up_before ? queue.before : queue.here, head, policy);
       if (edge) [[unlikely]] {
-        if (prefetch_step_ == 0) {  // this step needs no buffer
+        if (FetchWarps == kWarpgroupWarps && prefetch_step_ == 0) {  // this step needs no buffer
           this->request_tile(tile_number_ + 1);
           ++prefetch_step_;
         }
         ptx::mbarrier_wait_warp(ptx::shared_address(&storage_.v_landed), static_cast<uint32_t>(num_edges_) & 1);
         ++num_edges_;
-        scan_v_tile(tiles, i - 1, stage);
+        scan_v_tile(tiles, i - 1, stage, kTmaLaneArrivals);
       }
-      if (is_prefetch_due(i, tiles.count)) prefetch_next_tile(*this);
+      if constexpr (FetchWarps == kWarpgroupWarps) {
+        if (is_prefetch_due(i, tiles.count)) prefetch_next_tile(*this);
+      }
     }
   }
 
@@ -244,7 +300,7 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant> {
   /// Looks up a TMA tile for each lane, beginning with those of KV tile `i`.
   __device__ __forceinline__ TmaTile find_tma_tile(const KvTiles& tiles, int32_t i, const SegmentLoad& load,
                                                    const int32_t* pages, int32_t shift) const {
-    const int32_t in_tile = (warp_ + kWarpgroupWarps * (lane_ & ((1 << shift) - 1))) * load.tma_tokens;
+    const int32_t in_tile = (warp_ + kLoadWarps * (lane_ & ((1 << shift) - 1))) * load.tma_tokens;
     const int32_t token = tiles.first_token(i + (lane_ >> shift)) + in_tile;
     if (in_tile >= kBlockN || token + load.tma_tokens <= tiles.visible.any_begin || token >= tiles.visible.any_end)
       return {0, -1};
@@ -273,16 +329,16 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant> {
       if constexpr (!AllLanes) producer_acquire(stage);
       ptx::mbarrier_arrive_expect_tx(barrier, static_cast<uint32_t>(at >= 0 ? bytes : 0));
       if (at >= 0) {
-        ptx::tma_load_5d(stage.tile + static_cast<uint32_t>((warp_ + kWarpgroupWarps * mine) * bytes), &map, barrier, 0,
-                         0, 0, head, at, policy);
+        ptx::tma_load_5d(stage.tile + static_cast<uint32_t>((warp_ + kLoadWarps * mine) * bytes), &map, barrier, 0, 0,
+                         0, head, at, policy);
       }
       if constexpr (AllLanes) {
-        ptx::mbarrier_arrive(barrier, kLaneArrivals - 1);
+        ptx::mbarrier_arrive(barrier, kTmaLaneArrivals - 1);
       } else if (mine == 0) {
-        ptx::mbarrier_arrive(barrier, 32 * kLaneArrivals - (1u << queue.shift));
+        ptx::mbarrier_arrive(barrier, 32 * kTmaLaneArrivals - (1u << queue.shift));
       }
     } else if constexpr (AllLanes) {
-      ptx::mbarrier_arrive(barrier, kLaneArrivals);
+      ptx::mbarrier_arrive(barrier, kTmaLaneArrivals);
     }
     __syncwarp();
   }
@@ -299,20 +355,22 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant> {
       ptx::st_shared_4(to + 4 * w, visible_bits_of(params_.attention, rows, row, first + 32 * w));
   }
 
-  /// Scans V tile `i`, which is complete, for NaN and Inf, and commits it.
-  __device__ __forceinline__ void scan_v_tile(const KvTiles& tiles, int32_t i, const PipelineStage& stage) const {
+  /// Scans V tile `i`, which is complete, for NaN and Inf, and commits it by `arrivals` of each lane. By the warps that
+  /// load by TMA.
+  __device__ __forceinline__ void scan_v_tile(const KvTiles& tiles, int32_t i, const PipelineStage& stage,
+                                              uint32_t arrivals) const {
     constexpr int32_t kChunks = DimV / kElementsPer16B;
-    const bool nonfinite = zero_and_scan<T, kBlockN, kChunks, kWarpgroupThreads, kVariant != Variant::kAny>(
+    const bool nonfinite = zero_and_scan<T, kBlockN, kChunks, 32 * kLoadWarps, kVariant != Variant::kAny>(
         tiles.visible, tiles.first_token(i), true, static_cast<int32_t>(threadIdx.x),
         [&](int32_t token, int32_t chunk) {
           return stage.tile + static_cast<uint32_t>(tile_offset(DimV, token, chunk));
         });
     const bool any = __any_sync(kAllLanes, nonfinite);
     if (lane_ == 0) storage_.nonfinite[stage.index][warp_] = any ? 1 : 0;
-    producer_commit(stage);
+    producer_commit(stage, arrivals);
   }
 
-  /// Any other K and V.
+  /// Any other K and V, by all four warps.
   __device__ __forceinline__ void load_by_threads(const KvTiles& tiles, const SegmentParams& segment,
                                                   const SegmentLoad& load, const int32_t* pages,
                                                   const scheduler::WorkTile& work_tile) {
@@ -329,7 +387,7 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant> {
         producer_commit_copies(stage, load.is_16B_aligned);
       }
       if (i == 0) {
-        if constexpr (kLateQ) load_q(tile_number_ % kTileBuffers);
+        if (kLateQ && this->fetch_warp() >= 0) load_q(tile_number_ % kTileBuffers);
         continue;
       }
       const PipelineStage stage = next_v_stage();
@@ -342,7 +400,11 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant> {
       }
       ptx::cp_async_wait_all();
       ptx::named_barrier_sync(kProducerBarrier, kWarpgroupThreads);  // other threads scan what this one has copied
-      scan_v_tile(tiles, i - 1, stage);
+      if (warp_ < kLoadWarps) {
+        scan_v_tile(tiles, i - 1, stage, kLaneArrivals);
+      } else {
+        producer_commit(stage);
+      }
     }
   }
 

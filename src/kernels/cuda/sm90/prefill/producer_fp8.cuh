@@ -16,8 +16,8 @@ static_assert(kMaxFp8TmaTokens == kAtomRows * kWarpAtoms && kFp8RowBytes == kFp8
 /// A TMA tile of fp8 data lands in the second half of the memory that its float16 takes, and the warp that has issued
 /// it dequantizes it in place. So a KV tile needs no other memory, and producer warps do not wait for each other.
 template <Fp8 kFp8, Variant kVariant>
-class Fp8Producer : public Producer<__half, kFp8Dim, kFp8Dim, kVariant> {
-  using Base = Producer<__half, kFp8Dim, kFp8Dim, kVariant>;
+class Fp8Producer : public Producer<__half, kFp8Dim, kFp8Dim, kVariant, kWarpgroupWarps> {
+  using Base = Producer<__half, kFp8Dim, kFp8Dim, kVariant, kWarpgroupWarps>;
   friend Base;
   friend typename Base::Fetcher;
   using Base::commit_work_tile;
@@ -28,7 +28,6 @@ class Fp8Producer : public Producer<__half, kFp8Dim, kFp8Dim, kVariant> {
   using Base::lane_;
   using Base::memory_;
   using Base::params_;
-  using Base::q_offset_;
   using Base::storage_;
   using Base::tile_number_;
   using Base::token_begin;
@@ -47,7 +46,7 @@ class Fp8Producer : public Producer<__half, kFp8Dim, kFp8Dim, kVariant> {
 
   /// Loads Q and commits the work tile.
   __device__ __forceinline__ void load_q(int32_t tile_buffer) const {
-    copy_q(q_offset_, tile_buffer);
+    copy_q(tile_buffer);
     if (params_.attention.q_dtype == DType::kBFloat16) convert_q(tile_buffer);
     commit_work_tile(tile_buffer);
   }

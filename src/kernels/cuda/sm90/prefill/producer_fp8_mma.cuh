@@ -84,8 +84,8 @@ class VTransposer {
   const int32_t token_;        ///< of eight, of a word's first two bytes
 };
 
-class Fp8MmaProducer : public Producer<__half, kFp8MmaDims.qk, kFp8MmaDims.v, Variant::kPlain> {
-  using Base = Producer<__half, kFp8MmaDims.qk, kFp8MmaDims.v, Variant::kPlain>;
+class Fp8MmaProducer : public Producer<__half, kFp8MmaDims.qk, kFp8MmaDims.v, Variant::kPlain, kWarpgroupWarps> {
+  using Base = Producer<__half, kFp8MmaDims.qk, kFp8MmaDims.v, Variant::kPlain, kWarpgroupWarps>;
   friend Base;
   friend typename Base::Fetcher;
   static constexpr int32_t kWarpTokens = kFp8MmaBlockN / kWarpgroupWarps;  ///< a producer warp's, one after the other
@@ -113,7 +113,7 @@ class Fp8MmaProducer : public Producer<__half, kFp8MmaDims.qk, kFp8MmaDims.v, Va
     const uint32_t to = q_buffer(tile_buffer) + static_cast<uint32_t>(warp_ / 2 * q_bytes(kFp8MmaDims.qk));
 #pragma unroll 2
     for (int32_t i = lane_; i < 32 * kChunks; i += 32) {
-      const int64_t at = __shfl_sync(kAllLanes, q_offset_, i / kChunks);
+      const int64_t at = __shfl_sync(kAllLanes, q_offset_[0], i / kChunks);
       const int32_t row = 32 * (warp_ % 2) + i / kChunks;  // of the consumer warpgroup
       const uint32_t target = to + static_cast<uint32_t>(fp8_tile_offset(row, i % kChunks));
       const uint8_t* const from = data + (at < 0 ? 0 : at + i % kChunks * 16);

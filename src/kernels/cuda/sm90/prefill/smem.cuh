@@ -13,6 +13,7 @@ constexpr int32_t kProducerBarrier = 1;
 constexpr int32_t kConsumersBarrier = 2;          ///< of both consumer warpgroups
 constexpr int32_t kConsumerWarpgroupBarrier = 3;  ///< of one consumer warpgroup
 constexpr int32_t kPingPongBarrier = 5;           ///< a consumer warpgroup waits here for its turn to issue MMAs
+constexpr int32_t kFetchBarrier = 7;              ///< of the warps that fetch work tiles
 
 /// Scores are multiplied with scales of at least kMinScale: ALiBi slopes can be divided by it. Rows whose scale is less
 /// than kMinScaleAsIs go through negate_scores first.
@@ -60,15 +61,16 @@ struct TileContext {
 struct SharedStorage {
   RowInfo rows[kTileBuffers];
   TileContext contexts[kTileBuffers];
-  VisibleRange visible_of_warp[kWarpgroupWarps];  ///< of the rows that a producer warp has bound
+  VisibleRange visible_of_warp[kWarpgroupWarps];  ///< of the rows that a fetch warp has bound
   bool negate_scores[kWarpgroupWarps];            ///< likewise
   int32_t unmasked_end[kWarpgroupWarps];          ///< likewise
-  int32_t next;                                   ///< index of the next work tile, from the first thread; -1: none
-  uint32_t num_ctas;                              ///< CTAs that have work tiles; the first warp's
+  int32_t next;       ///< index of the next work tile, from the first fetch thread; -1: none
+  uint32_t num_ctas;  ///< CTAs that have work tiles; the first fetch warp's
   /// Of V tiles that some rows see in part: not 0 where a producer warp has found NaN or Inf.
   uint8_t nonfinite[kMaxStages][kWarpgroupWarps];
-  uint64_t tile_full[kTileBuffers];   ///< phase n: the buffer's work tile number n is complete, with its Q
-  uint64_t tile_empty[kTileBuffers];  ///< phase n: the consumers have released it
+  uint64_t tile_described[kTileBuffers];  ///< phase n: the warps that load K and V may begin the buffer's work tile n
+  uint64_t tile_full[kTileBuffers];       ///< phase n: it is complete, with its Q, and these warps have begun it
+  uint64_t tile_empty[kTileBuffers];      ///< phase n: the consumers have released it
   KvPipeline k_pipeline;
   KvPipeline v_pipeline;
   uint64_t v_landed;  ///< V tiles that the producer scans for NaN and Inf: TMA is complete
@@ -82,14 +84,18 @@ constexpr int32_t smem_bytes() {
   return 1024 + smem_layout({DimQk, DimV}).storage + static_cast<int32_t>(sizeof(SharedStorage));
 }
 
-/// By all threads, before anything else. `k_empty_arrivals`: arrivals that release a K stage.
-__device__ __forceinline__ void init_barriers(SharedStorage& storage, uint32_t k_empty_arrivals) {
+/// By all threads, before anything else. `k_empty_arrivals`: arrivals that release a K stage; `fetch_threads`: of the
+/// warps that fetch work tiles.
+__device__ __forceinline__ void init_barriers(SharedStorage& storage, uint32_t k_empty_arrivals,
+                                              uint32_t fetch_threads) {
   if (threadIdx.x == 0) {
     for (int32_t i = 0; i < kTileBuffers; ++i) {
+      ptx::mbarrier_init(ptx::shared_address(&storage.tile_described[i]), fetch_threads);
       ptx::mbarrier_init(ptx::shared_address(&storage.tile_full[i]), kFullArrivals);
       ptx::mbarrier_init(ptx::shared_address(&storage.tile_empty[i]), kConsumerWarps * 32);
     }
     for (int32_t i = 0; i < kMaxStages; ++i) {
+      for (uint8_t& flag : storage.nonfinite[i]) flag = 0;  // not all producer warps scan
       ptx::mbarrier_init(ptx::shared_address(&storage.k_pipeline.full[i]), kFullArrivals);
       ptx::mbarrier_init(ptx::shared_address(&storage.k_pipeline.empty[i]), k_empty_arrivals);
       ptx::mbarrier_init(ptx::shared_address(&storage.v_pipeline.full[i]), kFullArrivals);
