@@ -37,8 +37,8 @@ plant(rule, "prefill-chunks-not-swizzled", PREFILL_CONFIG, "swizzle_bytes(dim) =
 plant(rule, "prefill-last-token-not-masked", HOPPER_CONFIG, "first + tokens > range.all_end;",
       "first + tokens > range.all_end + 1;")
 plant(rule, "prefill-tma-tiles-across-pages", PREFILL_CONFIG, "page_size % (2 * tile) == 0", "page_size >= 2 * tile")
-plant(rule, "prefill-tma-tiles-left-out", PREFILL_CONFIG, "tokens / kWarpgroupWarps / tma_tokens",
-      "tokens / kWarpgroupWarps / tma_tokens / 2")
+plant(rule, "prefill-tma-tiles-left-out", PREFILL_CONFIG, "tokens / warps / tma_tokens",
+      "tokens / warps / tma_tokens / 2")
 plant(rule, "mla-chunks-not-swizzled", MLA_CONFIG, "((chunk ^ token) & 7) * 16", "(chunk & 7) * 16")
 plant(rule, "mla-tma-tiles-across-pages", MLA_CONFIG, "page_size % (2 * tokens) == 0", "page_size >= 2 * tokens")
 plant(rule, "mla-fp8-bank-conflicts", MLA_CONFIG, "row ^ (row % 2 * 4)", "row")
