@@ -49,7 +49,8 @@ for preset in "${presets[@]}"; do
       tests=(folio_core_test folio_platform_test folio_kernels_generic_cache_test folio_kernels_generic_combine_test
         folio_kernels_inventory_test folio_capi_test conformance_quick_test)
       build aarch64 "${tests[@]}"
-      ctest --preset aarch64 -j "$(nproc)" -R "^($(IFS='|' && echo "${tests[*]}"))[.]"
+      # Without forks of a process with threads: QEMU has locks of its own, and a child in which one is held hangs.
+      GTEST_FILTER='-*Fork*' ctest --preset aarch64 -j "$(nproc)" -R "^($(IFS='|' && echo "${tests[*]}"))[.]"
       ;;
     emulated-gpu)
       if [ ! -e "${CUDA_HOME:-/usr/local/cuda}/include/cuda_runtime.h" ] && ! command -v nvcc >/dev/null; then

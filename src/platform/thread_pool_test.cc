@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <memory>
 #include <thread>
@@ -187,16 +188,27 @@ TEST(ThreadPool, StartsAndStopsQuickly) {
   }
 }
 
-/// Forks, and returns whether the child got through `body` in time and found it true.
+/// Forks, and returns whether the child got through `body` in time and found it true. A child that hangs is ended.
 template <typename Body>
 bool holds_in_forked_child(const Body& body) {
   const pid_t child = fork();
   if (child == 0) {
-    alarm(30);  // ends a child that hangs
+    alarm(60);  // ends a child whose parent has been ended
     _exit(body() ? 0 : 1);
   }
+  if (child < 0) return false;
   int status = -1;
-  return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  pid_t ended = waitpid(child, &status, WNOHANG);
+  while (ended == 0 && std::chrono::steady_clock::now() < give_up) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    ended = waitpid(child, &status, WNOHANG);
+  }
+  if (ended == 0) {
+    kill(child, SIGKILL);
+    waitpid(child, &status, 0);
+  }
+  return ended == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
 TEST_P(ThreadPoolOf, ForkedChild_RunsRegionsAndDestroysThePool) {
