@@ -37,9 +37,11 @@ struct Case {
   int32_t window = -1;
   int32_t chunk = 0;
   int32_t page_size = 16;
-  Features features = {};  ///< kSpans: an image of 256 tokens in each 1024; kKvStart: at 0; kRequestCausal: all are
-  bool fp8 = false;        ///< queries, keys and values are e4m3, not bfloat16
-  bool fp8_mma = false;    ///< allowed
+  bool random_mask = false;  ///< kCustom: each token is seen by half of the rows, not by those behind it
+  Features features = {};    ///< kSpans: an image of 256 tokens in each 1024; kKvStart: at 0; kRequestCausal: all are
+  bool fp8_q = false;        ///< queries are e4m3, not bfloat16
+  bool fp8_kv = false;       ///< so are keys and values
+  bool fp8_mma = false;      ///< allowed
 };
 
 std::vector<int32_t> times(int32_t count, int32_t length) {
@@ -118,14 +120,20 @@ std::vector<Case> all_cases() {
   // The chunks' work as that of plain causal.
   add("with chunks, as if causal", times(16, 2048), times(16, 2048), same);
   add("with mask 8x4096", times(8, 4096), times(8, 4096), [](Case& one) { one.mask = MaskKind::kCustom; });
+  add("with random mask 8x4096", times(8, 4096), times(8, 4096), [](Case& one) {
+    one.mask = MaskKind::kCustom;
+    one.random_mask = true;
+  });
   for (const int32_t page : {1, 4, 12, 20, 8, 64}) {
     add("page " + std::to_string(page) + " 8x4096", times(8, 4096), times(8, 4096),
         [&](Case& one) { one.page_size = page; });
   }
-  for (const auto& [fp8, fp8_mma, name] :
-       {std::tuple{false, false, "bfloat16"}, std::tuple{true, false, "e4m3"}, std::tuple{true, true, "e4m3 MMA"}}) {
+  for (const auto& [fp8_q, fp8_kv, fp8_mma, name] :
+       {std::tuple{false, false, false, "bfloat16"}, std::tuple{false, true, false, "e4m3 KV"},
+        std::tuple{true, true, false, "e4m3"}, std::tuple{true, true, true, "e4m3 MMA"}}) {
     const auto change = [&](Case& one) {
-      one.fp8 = fp8;
+      one.fp8_q = fp8_q;
+      one.fp8_kv = fp8_kv;
       one.fp8_mma = fp8_mma;
     };
     const std::string label = std::string("fp8, ") + name;
@@ -190,13 +198,13 @@ class Layer {
               .num_kv_heads = kKvHeads,
               .head_dim_qk = one.dim_qk,
               .head_dim_v = one.dim_v,
-              .dtype = dtype()};
+              .dtype = dtype(one.fp8_kv)};
     q_elements_ = static_cast<size_t>(num_tokens_) * kQHeads * static_cast<size_t>(one.dim_qk);
     indices_ = std::make_unique<DeviceBytes>(pages);
     table_ = std::make_unique<DeviceBytes>(indptr_);
-    k_ = values(static_cast<size_t>(k_elements(shape_)), 2, stream);
-    v_ = values(static_cast<size_t>(v_elements(shape_)), 3, stream);
-    q_ = values(q_elements_, 1, stream);
+    k_ = values(static_cast<size_t>(k_elements(shape_)), one.fp8_kv, 2, stream);
+    v_ = values(static_cast<size_t>(v_elements(shape_)), one.fp8_kv, 3, stream);
+    q_ = values(q_elements_, one.fp8_q, 1, stream);
     out_ = std::make_unique<DeviceBytes>(2 * q_elements_);
     starts_.assign(one.q_len.size(), 0);
     flags_.assign(one.q_len.size(), 1);
@@ -215,6 +223,12 @@ class Layer {
         const auto columns = static_cast<size_t>(one.kv_len[r]);
         const auto before = static_cast<size_t>(one.kv_len[r] - one.q_len[r]);
         const size_t first = bits.size();
+        if (one.random_mask) {
+          bits.resize(first + static_cast<size_t>(one.q_len[r]) * columns / 8);
+          std::generate(bits.begin() + static_cast<ptrdiff_t>(first), bits.end(),
+                        [&] { return static_cast<uint8_t>(random()); });
+          continue;
+        }
         bits.resize(first + (static_cast<size_t>(one.q_len[r]) * columns + 7) / 8);
         for (size_t i = 0; i < static_cast<size_t>(one.q_len[r]); ++i) {
           for (size_t j = 0; j <= before + i; ++j) {
@@ -240,7 +254,8 @@ class Layer {
     config.window_left = one_.window;
     config.attention_chunk = one_.chunk;
     config.features = one_.features;
-    config.q = config.kv = dtype();
+    config.q = dtype(one_.fp8_q);
+    config.kv = dtype(one_.fp8_kv);
     PrepareOptions options;
     options.allow_fp8_mma = one_.fp8_mma;
     options.force_kernel = kernel;
@@ -268,7 +283,7 @@ class Layer {
                      .first_column = 0,
                      .num_rows = batch.num_requests};
     AttentionArgs args;
-    args.q = ConstTensorView(q_->as(), dtype(), {num_tokens_, kQHeads, one_.dim_qk});
+    args.q = ConstTensorView(q_->as(), dtype(one_.fp8_q), {num_tokens_, kQHeads, one_.dim_qk});
     args.out = TensorView(out_->as(), DType::kBFloat16, {num_tokens_, kQHeads, one_.dim_v});
     args.segments = {&segment, 1};
     if (one_.features.has(Feature::kSoftCap)) args.logits_soft_cap = 30.0f;
@@ -291,10 +306,10 @@ class Layer {
 
  private:
   static int32_t sum(const std::vector<int32_t>& lengths) { return std::accumulate(lengths.begin(), lengths.end(), 0); }
-  DType dtype() const { return one_.fp8 ? DType::kFloat8E4M3 : DType::kBFloat16; }
-  std::unique_ptr<DeviceBytes> values(size_t count, uint32_t seed, cudaStream_t stream) const {
-    auto bytes = std::make_unique<DeviceBytes>((one_.fp8 ? 1 : 2) * count);
-    if (one_.fp8) {
+  static DType dtype(bool fp8) { return fp8 ? DType::kFloat8E4M3 : DType::kBFloat16; }
+  static std::unique_ptr<DeviceBytes> values(size_t count, bool fp8, uint32_t seed, cudaStream_t stream) {
+    auto bytes = std::make_unique<DeviceBytes>((fp8 ? 1 : 2) * count);
+    if (fp8) {
       folio_bench::fill_fp8(bytes->as(), count, seed, stream);
     } else {
       folio_bench::fill_normal(bytes->as(), count, seed, stream);

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <numeric>
 
@@ -167,6 +168,18 @@ void make_kv(const ConformanceCase& c, Random& random, Problem& problem) {
   make_pages(random, config, problem);
 }
 
+/// Whether query `i` of a request sees column `j` of its custom mask. Masks are random bits, or those of a tree of
+/// drafted tokens behind tokens that all see, causal, or a band: kernels have paths for what all or no rows see.
+bool sees_column(size_t request, const RequestModel& model, int32_t i, int32_t j, bool bit) {
+  const int32_t before = model.mask_columns - model.q_len;
+  switch ((request + static_cast<size_t>(model.mask_columns)) % 4) {
+    case 0: return bit;
+    case 1: return bit || j < before;
+    case 2: return j <= before + i;
+    default: return std::abs(j - before - i) < std::max(model.mask_columns / 2, 2);
+  }
+}
+
 void make_masks(Random& random, Problem& problem) {
   for (size_t r = 0; r < problem.requests.size(); ++r) {
     RequestModel& request = problem.requests[r];
@@ -179,7 +192,8 @@ void make_masks(Random& random, Problem& problem) {
     for (int32_t i = 0; i < request.q_len; ++i) {
       const bool nothing = random.one_in(9);
       for (int32_t j = 0; j < request.mask_columns; ++j) {
-        request.mask[static_cast<size_t>(i * request.mask_columns + j)] = !nothing && random.below(10) < 6;
+        const bool bit = !nothing && random.below(10) < 6;
+        request.mask[static_cast<size_t>(i * request.mask_columns + j)] = sees_column(r, request, i, j, bit);
       }
     }
   }

@@ -68,6 +68,15 @@ TEST(PrefillAlibi, OfKeysOnBothSides) {
   }
 }
 
+/// Of custom masks, tiles that all rows see take no bits, and tiles at the ends that no row sees are left out.
+TEST(PrefillCustomMask, OfTilesThatAllOrNoRowsSee) {
+  for (const char* levels : {"group=4 determinism=none mask=custom-all", "group=1 determinism=none mask=custom-tail",
+                             "group=4 determinism=batch workers=5 mask=custom-all segments=prefix+new",
+                             "group=4 determinism=none mask=custom-all page=1 dtypes=bf16/e4m3/bf16"}) {
+    check_case(std::string("kernel=cuda-sm90-prefill seed=7 queries=prefill dims=128/128 lengths=medium ") + levels);
+  }
+}
+
 /// FP8 MMA has a producer and consumers of its own.
 TEST(PrefillFp8Mma, Conforms) {
   for (const char* levels :

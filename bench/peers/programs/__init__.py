@@ -20,6 +20,7 @@ def programs():
         "flashinfer_mla": ("flashinfer_program", "FlashInferMla"),
         "flashinfer_cudnn": ("flashinfer_program", "FlashInferCudnn"),
         "flash_attn_3": ("flash_attn_3_program", "FlashAttn3"),
+        "flash_attn_3_dense": ("flash_attn_3_program", "FlashAttn3Dense"),
         "flash_mla": ("flash_mla_program", "FlashMla"),
         "vllm_cpu": ("vllm_cpu_program", "VllmCpu"),
         "torch_sdpa": ("torch_program", "TorchSdpa"),

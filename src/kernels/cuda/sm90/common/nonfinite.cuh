@@ -57,10 +57,10 @@ constexpr uint32_t kNonfiniteHigh = 0x80000000u;
 
 /// By thread `thread` of `Threads`: its chunks of a V tile of `BlockN` tokens that is complete and begins with token
 /// `first`. Tokens that no row sees become zeros. If `scans`, returns whether it has found NaN or Inf among tokens that
-/// some rows see and others do not. `Ranges`: rows see ranges of tokens; else any token may be such a one.
+/// some rows see and others do not.
 /// `address(token, chunk)`: of one of the `Chunks` chunks of 16 bytes of a token. Loops stay loops: unrolled, they
-/// make cuda-sm90-prefill slower.
-template <typename T, int32_t BlockN, int32_t Chunks, int32_t Threads, bool Ranges, Fp8 kFp8 = Fp8::kNone,
+/// make cuda-sm90-prefill slower, but for custom masks, whose tiles are all scanned (`Unroll`: of the scan).
+template <typename T, int32_t BlockN, int32_t Chunks, int32_t Threads, Fp8 kFp8 = Fp8::kNone, int32_t Unroll = 1,
           typename Address>
 __device__ __forceinline__ bool zero_and_scan(const VisibleRange& visible, int32_t first, bool scans, int32_t thread,
                                               Address address) {
@@ -82,7 +82,7 @@ __device__ __forceinline__ bool zero_and_scan(const VisibleRange& visible, int32
   if (!scans) return false;
   uint32_t found = 0;
   const auto scan = [&](int32_t from, int32_t to) {
-#pragma unroll 1
+#pragma unroll Unroll
     for (int32_t token = from + mine; token < to; token += kStep) {
       const uint4 loaded = ptx::ld_shared_16(address(token, chunk));
       if constexpr (kFp8 != Fp8::kNone) {
@@ -93,8 +93,8 @@ __device__ __forceinline__ bool zero_and_scan(const VisibleRange& visible, int32
       }
     }
   };
-  const int32_t all_begin = Ranges ? min(max(visible.all_begin - first, begin), end) : end;
-  const int32_t all_end = Ranges ? min(max(visible.all_end - first, all_begin), end) : end;
+  const int32_t all_begin = min(max(visible.all_begin - first, begin), end);
+  const int32_t all_end = min(max(visible.all_end - first, all_begin), end);
   scan(begin, all_begin);
   scan(all_end, end);
   return (found & (kNonfiniteLow | kNonfiniteHigh)) != 0;

@@ -563,7 +563,7 @@ class Producer {
       VisibleRange visible = boundary.visible;
       if (boundary.custom_mask) visible.all_end = 0;  // some row may not see any of the tokens
       const uint32_t address = tile_address(tile.state);
-      found = zero_and_scan<T, kBlockN, 8 * L::kValueColumnBlocks, kWarpgroupThreads, true, kFp8>(
+      found = zero_and_scan<T, kBlockN, 8 * L::kValueColumnBlocks, kWarpgroupThreads, kFp8>(
           visible, tile.first, boundary.needs_scan(tile.first), static_cast<int32_t>(threadIdx.x),
           [&](int32_t token, int32_t chunk) { return address + static_cast<uint32_t>(tile_offset(token, chunk)); });
     }

@@ -35,8 +35,13 @@ enum class Variant : int32_t {
   kPlain,  ///< nothing more
   kCap,    ///< a soft cap of at most kMaxFixedCap
   kAlibi,  ///< ALiBi
-  kAny,    ///< a custom mask, with or without the others; a soft cap and ALiBi; or a larger soft cap
+  kMask,   ///< a custom mask
+  kAny,    ///< a custom mask and one of the others; a soft cap and ALiBi; or a larger soft cap
 };
+/// Whether masked tiles are masked by bits, which the producer writes beside them. kAny masks all tiles.
+constexpr bool has_visible_bits(Variant variant) {
+  return variant == Variant::kMask || variant == Variant::kAny;
+}
 /// Producer warps, the last ones, that fetch work tiles and load Q. Where they are not all four, the others load K and
 /// V meanwhile. All four do both in turn where loading takes many instructions: fp8 data, and the visible bits of kAny.
 constexpr int32_t kSomeFetchWarps = 2;
@@ -151,6 +156,9 @@ FOLIO_HOST_DEVICE constexpr int32_t tma_tiles_shift(int32_t tma_tokens, int32_t 
 constexpr int32_t kFp8RowBytes = 128;
 constexpr int32_t kFp8AtomBytes = kAtomRows * kFp8RowBytes;
 constexpr int32_t kMaxFp8TmaTokens = 32;
+constexpr bool dequantizes(Fp8 fp8, bool fp8_mma) {
+  return fp8 != Fp8::kNone && !fp8_mma;
+}
 
 /// FP8 MMA: K, V and V transposed lie in the memory of the 16-bit tiles. K tiles and Q have a row of 128 bytes for a
 /// token; V transposed has one for each component.

@@ -49,7 +49,8 @@ class ConsumerWarpgroup {
   /// What the steps of the mainloop share.
   struct MainloopState : MainloopPosition {
     uint32_t p[kBlockN / 4] = {};
-    uint32_t visible_bits[2][kBlockN / 32] = {};  ///< kAny: the tile's tokens that the lane's rows see
+    uint32_t visible_bits[2][kBlockN / 32] =
+        {};  ///< has_visible_bits: the masked tile's tokens that the lane's rows see
   };
 
   /// `self`: this, as the class whose prologue, step and tail are called.
@@ -136,7 +137,7 @@ class ConsumerWarpgroup {
       ptx::fence_view_async_shared();
     gemm0(loop.q, k_stage, s);
     ptx::wgmma_wait<0>(s);
-    release_k(loop, k_stage);
+    release_k<true>(loop, k_stage);
     if constexpr (kVariant == Variant::kPlain) {
       if (loop.context.negate_scores) [[unlikely]]
         negate_scores(loop.rows, s);
@@ -227,7 +228,7 @@ class ConsumerWarpgroup {
     ptx::wgmma_wait<1>(s);
     if constexpr (kWaitsForScores)
       ptx::named_barrier_arrive(kPingPongBarrier + 1 - warpgroup_, kConsumerWarpgroups * kWarpgroupThreads);
-    release_k(loop, k_stage);
+    release_k<Masked>(loop, k_stage);
     if constexpr (!Masked && rescales_lazily(kVariant)) {
       float bias[2] = {0.0f, 0.0f};
       to_logits<false>(loop, loop.first, s, bias);
@@ -298,7 +299,7 @@ class ConsumerWarpgroup {
 
   /// Whether V of the tile may hold NaN or Inf of masked tokens.
   __device__ __forceinline__ static bool is_edge(const TileContext& context, int32_t first) {
-    return context.uses_custom_mask || needs_mask(context.visible, first, kBlockN);
+    return needs_mask(context.visible, first, kBlockN);
   }
   /// Whether all KV tiles take the path of masked ones.
   __device__ __forceinline__ static bool always_masks(const TileContext& context) {
@@ -307,9 +308,10 @@ class ConsumerWarpgroup {
     return kVariant == Variant::kAlibi && context.shard.world != 1;
   }
 
-  /// Releases a K stage. kAny: reads the visible bits of its tile first; every lane arrives for itself.
+  /// Releases a K stage. has_visible_bits: reads the bits of a masked tile first; every lane arrives for itself.
+  template <bool Masked>
   __device__ __forceinline__ void release_k(MainloopState& loop, uint32_t stage) const {
-    if constexpr (kVariant == Variant::kAny) {
+    if constexpr (has_visible_bits(kVariant) && Masked) {
       constexpr uint32_t kWords = kBlockN / 32;
       const uint32_t first = memory_ + static_cast<uint32_t>(kLayout.visible_bits) +
                              4 * kWords * (stage * kBlockM + static_cast<uint32_t>(first_row_));
@@ -320,7 +322,7 @@ class ConsumerWarpgroup {
       }
       ptx::mbarrier_arrive(k_pipeline_ + kToEmpty + 8 * stage);
     } else {
-      consumer_release(k_pipeline_, stage, lane_);
+      consumer_release<has_visible_bits(kVariant) ? 32 : 1>(k_pipeline_, stage, lane_);
     }
   }
 
@@ -379,7 +381,7 @@ class ConsumerWarpgroup {
     const int32_t column = first + 2 * (lane_ % 4);
     const TileContext& context = loop.context;
     const RowInfo& rows = loop.rows;
-    if constexpr (Masked && kVariant == Variant::kPlain) negate_scores(rows, s);
+    if constexpr (Masked && (kVariant == Variant::kPlain || kVariant == Variant::kMask)) negate_scores(rows, s);
     if constexpr (Masked && kVariant == Variant::kAlibi) {
       if (context.negate_scores) [[unlikely]]
         negate_scores(rows, s);
@@ -397,9 +399,10 @@ class ConsumerWarpgroup {
       }
     } else if constexpr (kVariant == Variant::kAny) {
       to_any_logits(params_.attention, cap_, context, rows, first_row_, column, softmax_.scale, softmax_.slope, s);
-      mask_by_bits(loop.visible_bits, lane_, s);
     }
-    if constexpr (Masked && kVariant != Variant::kAny) {
+    if constexpr (Masked && has_visible_bits(kVariant)) {
+      mask_by_bits(loop.visible_bits, lane_, s);
+    } else if constexpr (Masked) {
       if (kVariant == Variant::kAlibi && context.visible.all_begin <= first) {
         mask_ends(rows, first_row_, column, s);
       } else {

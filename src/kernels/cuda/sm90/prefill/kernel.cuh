@@ -38,10 +38,10 @@ template <typename T, int32_t DimQk, int32_t DimV, Variant kVariant, Fp8 kFp8 = 
 __device__ __forceinline__ void run_cta(const PrefillParams& params, unsigned char* memory) {
   static_assert(DimQk % 32 == 0 && DimV % 32 == 0 && DimQk >= DimV && stages({DimQk, DimV}) <= kMaxStages);
   constexpr SmemLayout kLayout = smem_layout({DimQk, DimV});
-  constexpr bool kDequantizes = kFp8 != Fp8::kNone && !kFp8Mma;
+  constexpr bool kDequantizes = dequantizes(kFp8, kFp8Mma);
   SharedStorage& storage = *reinterpret_cast<SharedStorage*>(memory + kLayout.storage);
   static_assert(kLayout.storage % alignof(SharedStorage) == 0);
-  init_barriers(storage, kVariant == Variant::kAny ? kConsumerWarps * 32 : kConsumerWarps,  // see release_k
+  init_barriers(storage, has_visible_bits(kVariant) ? kConsumerWarps * 32 : kConsumerWarps,  // see release_k
                 32 * fetch_warps(kVariant, kFp8 != Fp8::kNone));
   if (threadIdx.x < kWarpgroupThreads) {
     ptx::warpgroup_reg_dealloc<kDequantizes ? kFp8ProducerRegisters : kProducerRegisters>();

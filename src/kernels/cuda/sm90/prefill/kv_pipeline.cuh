@@ -88,9 +88,10 @@ __device__ __forceinline__ uint32_t consumer_wait(uint32_t pipeline, PipelineSta
   state.advance();
   return stage;
 }
-/// This warp no longer reads the stage.
+/// This warp no longer reads the stage. `Arrivals`: of a warp.
+template <uint32_t Arrivals = 1>
 __device__ __forceinline__ void consumer_release(uint32_t pipeline, uint32_t stage, int32_t lane) {
-  if (lane == 0) ptx::mbarrier_arrive(pipeline + kToEmpty + 8 * stage);
+  if (lane == 0) ptx::mbarrier_arrive(pipeline + kToEmpty + 8 * stage, Arrivals);
 }
 
 /// Tells the compiler that all lanes hold the same state, so that it stays in uniform registers. The code between work

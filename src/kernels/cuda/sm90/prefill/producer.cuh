@@ -8,7 +8,8 @@
 /// there are stages and tile buffers. See producer_fp8.cuh and producer_fp8_mma.cuh for fp8 data.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
-/// For K and V of the MMA's type. kAny: it also tells the consumers which tokens of a K tile each row sees.
+/// For K and V of the MMA's type. has_visible_bits: it also tells the consumers which tokens of a masked K tile each
+/// row sees.
 template <typename T, int32_t DimQk, int32_t DimV, Variant kVariant, int32_t FetchWarps>
 class Producer : protected TileFetcher<T, DimQk, DimV, kVariant, FetchWarps> {
  protected:
@@ -66,7 +67,7 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant, FetchWarps> {
       const bool by_threads = context.by_threads;
       const scheduler::WorkTile work_tile = context.work_tile;
       const int32_t* const pages = context.pages;
-      const KvTiles tiles = tiles_of(context);
+      const KvTiles tiles(context);
       // The context belongs to the consumers from here on, and to a later work tile when they have released it.
       if (!is_fetch_warp) ptx::mbarrier_arrive(this->full_barrier(tile_buffer), kLaneArrivals);
       if (all_done) break;
@@ -141,16 +142,19 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant, FetchWarps> {
     VisibleRange visible;
     int32_t unmasked_begin;  ///< V tiles [unmasked_begin, unmasked_end) need no scan for NaN and Inf
     int32_t unmasked_end;
+    bool all_masked;  ///< the consumers mask all tiles
 
-    __device__ __forceinline__ KvTiles(int32_t last_tile, int32_t num_tiles, const VisibleRange& range,
-                                       bool uses_custom_mask)
-        : last(last_tile), count(num_tiles), visible(range) {
-      if (uses_custom_mask) visible.all_end = 0;  // some row may not see any of the tokens
-      unmasked_begin = max(last + 1 - visible.all_end / kBlockN, 0);
-      unmasked_end = last + 1 - (visible.all_begin + kBlockN - 1) / kBlockN;
-    }
+    __device__ __forceinline__ explicit KvTiles(const TileContext& context)
+        : last(context.first_tile + context.num_tiles - 1),
+          count(context.num_tiles),
+          visible(context.visible),
+          unmasked_begin(max(last + 1 - visible.all_end / kBlockN, 0)),
+          unmasked_end(last + 1 - (visible.all_begin + kBlockN - 1) / kBlockN),
+          all_masked(kVariant == Variant::kAny || context.negate_scores) {}
     __device__ __forceinline__ int32_t first_token(int32_t i) const { return (last - i) * kBlockN; }
     __device__ __forceinline__ bool is_edge(int32_t i) const { return i < unmasked_begin || i >= unmasked_end; }
+    /// Whether the consumers mask the tile. They mask the first one in any case.
+    __device__ __forceinline__ bool is_masked(int32_t i) const { return i == 0 || all_masked || is_edge(i); }
   };
 
   /// Loads the KV tiles of the present work tile, with steps towards the next one in between.
@@ -159,16 +163,11 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant, FetchWarps> {
     const TileContext& context = storage_.contexts[tile_number_ % kTileBuffers];
     if (context.num_tiles > 0) {
       const scheduler::WorkTile& work_tile = context.work_tile;
-      self.load_tiles(tiles_of(context), params_.attention.segments[work_tile.segment],
-                      params_.loads[work_tile.segment], context.pages, work_tile);
+      self.load_tiles(KvTiles(context), params_.attention.segments[work_tile.segment], params_.loads[work_tile.segment],
+                      context.pages, work_tile);
     } else if constexpr (Self::kLateQ) {
       self.load_q(tile_number_ % kTileBuffers);
     }
-  }
-
-  __device__ __forceinline__ static KvTiles tiles_of(const TileContext& context) {
-    return KvTiles(context.first_tile + context.num_tiles - 1, context.num_tiles, context.visible,
-                   context.uses_custom_mask);
   }
 
   /// The last step: looks up the first TMA tiles in the page table. The loads complete before the tiles are issued.
@@ -178,7 +177,7 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant, FetchWarps> {
     const scheduler::WorkTile& work_tile = context.work_tile;
     const SegmentLoad& load = params_.loads[work_tile.segment];
     if (load.tma_tokens > 0)
-      first_tma_tiles_ = find_tma_tile(tiles_of(context), 0, load, context.pages,
+      first_tma_tiles_ = find_tma_tile(KvTiles(context), 0, load, context.pages,
                                        tma_tiles_shift(load.tma_tokens, kBlockN, kLoadWarps));
   }
 
@@ -240,27 +239,36 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant, FetchWarps> {
     const uint64_t policy = ptx::evict_last_policy();
     TmaTileQueue queue{tma_tiles_shift(load.tma_tokens, kBlockN, kLoadWarps), -1, -1, first_tma_tiles_};
     if constexpr (FetchWarps < kWarpgroupWarps) queue.next = find_tma_tile(tiles, 0, load, pages, queue.shift);
+    const auto issue_v = [&](int32_t i, int32_t at) {
+      const PipelineStage stage = next_v_stage();
+      issue_tma<DimV, false>(stage, tiles.is_edge(i) ? ptx::shared_address(&storage_.v_landed) : stage.full, maps.v,
+                             load.tma_tokens, queue, i, at, head, policy);
+      return stage;
+    };
 #pragma unroll 1
     for (int32_t i = 0; i <= tiles.count; ++i) {
+      const bool edge = i > 0 && tiles.is_edge(i - 1);
+      PipelineStage v_stage{};
+      // V that is scanned is on its way while the visible bits are found.
+      const bool v_first = kVariant == Variant::kMask && edge && i < tiles.count;
+      if (v_first) v_stage = issue_v(i - 1, queue.here);
       if (i < tiles.count) {
         advance(queue, tiles, i, load, pages);
         const PipelineStage stage = next_k_stage();
-        if constexpr (kVariant == Variant::kAny) {
+        if (has_visible_bits(kVariant) && tiles.is_masked(i)) {
           producer_acquire(stage);
-          store_visible_bits(tiles.first_token(i), stage.index);
+          store_visible_bits<kLoadWarps>(tiles.first_token(i), stage.index);
+          issue_tma<DimQk, true>(stage, stage.full, maps.k, load.tma_tokens, queue, i, queue.here, head, policy);
+        } else {
+          issue_tma<DimQk, false>(stage, stage.full, maps.k, load.tma_tokens, queue, i, queue.here, head, policy);
         }
-        issue_tma<DimQk, kVariant == Variant::kAny>(stage, stage.full, maps.k, load.tma_tokens, queue, i, queue.here,
-                                                    head, policy);
       }
       if (i == 0) {
         if constexpr (kLateQ && FetchWarps == kWarpgroupWarps) load_q(tile_number_ % kTileBuffers);
         continue;
       }
-      const PipelineStage stage = next_v_stage();
-      const bool edge = tiles.is_edge(i - 1);
       const bool looked_up_before = i < tiles.count && (i << queue.shift & 31) == 0;
-      issue_tma<DimV, false>(stage, edge ? ptx::shared_address(&storage_.v_landed) : stage.full, maps.v,
-                             load.tma_tokens, queue, i - 1, looked_up_before ? queue.before : queue.here, head, policy);
+      if (!v_first) v_stage = issue_v(i - 1, looked_up_before ? queue.before : queue.here);
       if (edge) [[unlikely]] {
         if (FetchWarps == kWarpgroupWarps && prefetch_step_ == 0) {  // this step needs no buffer
           this->request_tile(tile_number_ + 1);
@@ -268,7 +276,7 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant, FetchWarps> {
         }
         ptx::mbarrier_wait_warp(ptx::shared_address(&storage_.v_landed), static_cast<uint32_t>(num_edges_) & 1);
         ++num_edges_;
-        scan_v_tile(tiles, i - 1, stage, kTmaLaneArrivals);
+        scan_v_tile(tiles, i - 1, v_stage, kTmaLaneArrivals);
       }
       if constexpr (FetchWarps == kWarpgroupWarps) {
         if (is_prefetch_due(i, tiles.count)) prefetch_next_tile(*this);
@@ -308,11 +316,17 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant, FetchWarps> {
     const uint32_t in_page = static_cast<uint32_t>(token) - column * load.page_size.divisor();
     return {pages[column], static_cast<int32_t>(in_page / kAtomRows)};
   }
-  /// The same, `TmaTiles` of a KV tile.
+  /// The same for fp8 data: `TmaTiles` of a KV tile, and a warp's tokens follow each other.
   template <int32_t TmaTiles>
-  __device__ __forceinline__ TmaTile find_tma_tile(const KvTiles& tiles, int32_t i, const SegmentLoad& load,
-                                                   const int32_t* pages) const {
-    return find_tma_tile(tiles, i, load, pages, TmaTiles == 4 ? 2 : TmaTiles - 1);
+  __device__ __forceinline__ TmaTile find_fp8_tma_tile(const KvTiles& tiles, int32_t i, const SegmentLoad& load,
+                                                       const int32_t* pages) const {
+    constexpr int32_t kWarpTokens = kBlockN / kWarpgroupWarps;
+    constexpr int32_t kTmaTokens = kWarpTokens / TmaTiles;
+    const int32_t token = tiles.first_token(i + lane_ / TmaTiles) + warp_ * kWarpTokens + lane_ % TmaTiles * kTmaTokens;
+    if (token + kTmaTokens <= tiles.visible.any_begin || token >= tiles.visible.any_end) return {0, -1};
+    const uint32_t column = load.page_size.quotient(static_cast<uint32_t>(token));
+    const uint32_t in_page = static_cast<uint32_t>(token) - column * load.page_size.divisor();
+    return {pages[column], static_cast<int32_t>(in_page / kAtomRows)};
   }
 
   /// Issues the warp's TMA tiles of KV tile `i`, each by the lane that has looked it up: `at`. Only these lanes acquire
@@ -343,16 +357,22 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant, FetchWarps> {
     __syncwarp();
   }
 
-  /// Stores which tokens of the K tile that begins at `first` this thread's row sees.
+  /// Stores which tokens of the K tile that begins at `first` each row sees. By `Warps` warps, this thread its rows.
+  template <int32_t Warps>
   __device__ __forceinline__ void store_visible_bits(int32_t first, uint32_t stage) const {
     constexpr int32_t kWords = kBlockN / 32;
-    const auto row = static_cast<int32_t>(threadIdx.x);
     const RowInfo& rows = storage_.rows[tile_number_ % kTileBuffers];
-    const uint32_t to = memory_ + static_cast<uint32_t>(kLayout.visible_bits) +
-                        4 * kWords * (stage * kBlockM + static_cast<uint32_t>(row));
+    const CustomMask mask{params_.attention.custom_mask, storage_.contexts[tile_number_ % kTileBuffers].mask_bytes};
 #pragma unroll
-    for (int32_t w = 0; w < kWords; ++w)
-      ptx::st_shared_4(to + 4 * w, visible_bits_of(params_.attention, rows, row, first + 32 * w));
+    for (int32_t r = 0; r < kBlockM / (32 * Warps); ++r) {
+      const int32_t row = static_cast<int32_t>(threadIdx.x) + r * 32 * Warps;
+      uint32_t visible[kWords];
+      find_visible_bits(mask, rows, row, first, visible);
+      const uint32_t to = memory_ + static_cast<uint32_t>(kLayout.visible_bits) +
+                          4 * kWords * (stage * kBlockM + static_cast<uint32_t>(row));
+#pragma unroll
+      for (int32_t w = 0; w < kWords; ++w) ptx::st_shared_4(to + 4 * w, visible[w]);
+    }
   }
 
   /// Scans V tile `i`, which is complete, for NaN and Inf, and commits it by `arrivals` of each lane. By the warps that
@@ -360,11 +380,13 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant, FetchWarps> {
   __device__ __forceinline__ void scan_v_tile(const KvTiles& tiles, int32_t i, const PipelineStage& stage,
                                               uint32_t arrivals) const {
     constexpr int32_t kChunks = DimV / kElementsPer16B;
-    const bool nonfinite = zero_and_scan<T, kBlockN, kChunks, 32 * kLoadWarps, kVariant != Variant::kAny>(
-        tiles.visible, tiles.first_token(i), true, static_cast<int32_t>(threadIdx.x),
-        [&](int32_t token, int32_t chunk) {
-          return stage.tile + static_cast<uint32_t>(tile_offset(DimV, token, chunk));
-        });
+    const bool nonfinite = zero_and_scan < T, kBlockN, kChunks, 32 * kLoadWarps, Fp8::kNone,
+               kVariant == Variant::kMask
+                   ? 4
+                   : 1 > (tiles.visible, tiles.first_token(i), true, static_cast<int32_t>(threadIdx.x),
+                          [&](int32_t token, int32_t chunk) {
+                            return stage.tile + static_cast<uint32_t>(tile_offset(DimV, token, chunk));
+                          });
     const bool any = __any_sync(kAllLanes, nonfinite);
     if (lane_ == 0) storage_.nonfinite[stage.index][warp_] = any ? 1 : 0;
     producer_commit(stage, arrivals);
@@ -381,7 +403,8 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant, FetchWarps> {
       if (i < tiles.count) {
         const PipelineStage stage = next_k_stage();
         producer_acquire(stage);
-        if constexpr (kVariant == Variant::kAny) store_visible_bits(tiles.first_token(i), stage.index);
+        if (has_visible_bits(kVariant) && tiles.is_masked(i))
+          store_visible_bits<kWarpgroupWarps>(tiles.first_token(i), stage.index);
         copy_tokens<DimQk>(tiles, i, stage.tile, segment.k, segment.dtype, segment.k_strides, head, load, pages,
                            first_token);
         producer_commit_copies(stage, load.is_16B_aligned);

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <cstddef>
-
 #include "kernels/cuda/sm90/prefill/producer.cuh"
 
 /// The producer warpgroup where all K and V are fp8 data of one dtype. It loads fp8 data and dequantizes it, exactly,
@@ -13,8 +11,8 @@ constexpr int32_t kWarpAtoms = 4;   ///< atoms of tokens of a KV tile that a pro
 constexpr int32_t kLaneChunks = 8;  ///< 16-byte chunks of fp8 data of a KV tile that a lane has
 static_assert(kMaxFp8TmaTokens == kAtomRows * kWarpAtoms && kFp8RowBytes == kFp8Dim);
 
-/// A TMA tile of fp8 data lands in the second half of the memory that its float16 takes, and the warp that has issued
-/// it dequantizes it in place. So a KV tile needs no other memory, and producer warps do not wait for each other.
+/// TMA brings fp8 data to memory of its own, a KV tile at a time. A warp reads its tokens to registers, issues the next
+/// TMA, and dequantizes them to the stage. So loads do not wait for stages, and producer warps not for each other.
 template <Fp8 kFp8, Variant kVariant>
 class Fp8Producer : public Producer<__half, kFp8Dim, kFp8Dim, kVariant, kWarpgroupWarps> {
   using Base = Producer<__half, kFp8Dim, kFp8Dim, kVariant, kWarpgroupWarps>;
@@ -23,13 +21,14 @@ class Fp8Producer : public Producer<__half, kFp8Dim, kFp8Dim, kVariant, kWarpgro
   using Base::commit_work_tile;
   using Base::copy_q;
   using Base::kBlockN;
-  using Base::kDims;
-  using Base::kLayout;
   using Base::lane_;
   using Base::memory_;
+  using Base::next_k_stage;
+  using Base::next_v_stage;
   using Base::params_;
+  using Base::q_buffer;
+  using Base::q_offset_;
   using Base::storage_;
-  using Base::tile_number_;
   using Base::token_begin;
   using Base::warp_;
   using typename Base::KvTiles;
@@ -42,13 +41,43 @@ class Fp8Producer : public Producer<__half, kFp8Dim, kFp8Dim, kVariant, kWarpgro
   __device__ __forceinline__ void run() { this->run_as(*this); }
 
  private:
-  static constexpr bool kLateQ = true;  ///< behind the first K tiles, whose TMA is in flight meanwhile
+  static constexpr bool kLateQ = false;
 
   /// Loads Q and commits the work tile.
   __device__ __forceinline__ void load_q(int32_t tile_buffer) const {
-    copy_q(tile_buffer);
-    if (params_.attention.q_dtype == DType::kBFloat16) convert_q(tile_buffer);
+    const AttentionParams& params = params_.attention;
+    if (params.q_wide && is_fp8(params.q_dtype)) {
+      upcast_q(tile_buffer);
+    } else {
+      copy_q(tile_buffer);
+    }
+    if (params.q_dtype == DType::kBFloat16) convert_q(tile_buffer);
     commit_work_tile(tile_buffer);
+  }
+
+  /// Copies fp8 Q, upcast to float16. Eight loads at a time: one after the other, their latency would be a fifth of a
+  /// short work tile.
+  __device__ __forceinline__ void upcast_q(int32_t tile_buffer) const {
+    constexpr int32_t kChunks = kFp8Dim / kElementsPer16B;
+    constexpr int32_t kAtOnce = 8;
+    const AttentionParams& params = params_.attention;
+    const auto* const data = static_cast<const uint8_t*>(params.q) + lane_ % kChunks * kElementsPer16B;
+#pragma unroll 1
+    for (int32_t first = 0; first < kChunks; first += kAtOnce) {
+      uint2 fp8[kAtOnce];
+#pragma unroll
+      for (int32_t i = 0; i < kAtOnce; ++i) {
+        const int64_t at = __shfl_sync(kAllLanes, q_offset_[0], (32 * (first + i) + lane_) / kChunks);
+        fp8[i] = at < 0 ? uint2{} : *reinterpret_cast<const uint2*>(data + at);
+      }
+#pragma unroll
+      for (int32_t i = 0; i < kAtOnce; ++i) {
+        const int32_t row = 32 * warp_ + (32 * (first + i) + lane_) / kChunks;
+        store_upcast_fp8x8<__half>(
+            q_buffer(tile_buffer) + static_cast<uint32_t>(q_tile_offset(kFp8Dim, row, lane_ % kChunks)), fp8[i],
+            params.q_dtype);
+      }
+    }
   }
 
   /// Converts bfloat16 Q to float16 in place.
@@ -56,8 +85,7 @@ class Fp8Producer : public Producer<__half, kFp8Dim, kFp8Dim, kVariant, kWarpgro
     constexpr int32_t kChunks = kFp8Dim / kElementsPer16B;
     ptx::cp_async_wait_all();
     __syncwarp();
-    const uint32_t q =
-        memory_ + static_cast<uint32_t>(kLayout.q + tile_buffer * kConsumerWarpgroups * q_bytes(kFp8Dim));
+    const uint32_t q = q_buffer(tile_buffer);
 #pragma unroll 4
     for (int32_t i = lane_; i < 32 * kChunks; i += 32) {
       const int32_t row = 32 * warp_ + i / kChunks;
@@ -88,216 +116,171 @@ class Fp8Producer : public Producer<__half, kFp8Dim, kFp8Dim, kVariant, kWarpgro
     }
   }
 
-  /// A load: K0, K1, V0, K2, V1, ..., and the last V tile.
-  struct LoadStep {
-    bool is_k;
-    int32_t tile;  ///< numbered from the last KV tile
-  };
-  __device__ __forceinline__ static LoadStep load_step(int32_t n, int32_t num_steps) {
-    if (n == num_steps - 1) return {false, n / 2};
-    return {n == 0 || n % 2 == 1, n % 2 == 1 ? (n + 1) / 2 : (n == 0 ? 0 : n / 2 - 1)};
+  /// Where the warp's tokens land, and the barrier of their TMA. Its phases count the loads of K and V tiles, of which
+  /// a work tile has an even number.
+  __device__ __forceinline__ uint32_t landing() const {
+    return memory_ + static_cast<uint32_t>(kFp8Landing + warp_ * kWarpAtoms * kFp8AtomBytes);
+  }
+  __device__ __forceinline__ uint32_t landed_barrier() const {
+    return ptx::shared_address(storage_.fp8_landed) + 8 * static_cast<uint32_t>(warp_);
   }
 
-  /// The stage of a load step.
-  struct Fp8Stage {
-    uint32_t index;
-    uint32_t tile;
-    uint32_t full;
-    uint32_t empty;
-    uint32_t landed;  ///< barrier of this warp's TMA
-    uint32_t parity;  ///< of the phase that fills the stage
+  /// The lane's coordinates of TMA tiles, of the KV tiles that the one looked up last is among, and of those before. 0
+  /// where no row sees the tokens: whatever lands is masked.
+  struct Fp8TmaQueue {
+    int32_t here;
+    int32_t before;
+    int32_t block;  ///< number of the former
+    TmaTile next;
   };
-  __device__ __forceinline__ Fp8Stage stage_of(const LoadStep& step) const {
-    constexpr auto kStages = static_cast<uint32_t>(stages(kDims));
-    const uint32_t use = kv_tiles_done_ + static_cast<uint32_t>(step.tile);
-    const uint32_t index = use % kStages;
-    const uint32_t pipeline =
-        ptx::shared_address(&storage_.k_pipeline) +
-        (step.is_k ? 0 : ptx::shared_address(&storage_.v_pipeline) - ptx::shared_address(&storage_.k_pipeline));
-    return {index,
-            memory_ + static_cast<uint32_t>(step.is_k ? kLayout.k : kLayout.v) +
-                index * static_cast<uint32_t>(tile_bytes(kDims, kFp8Dim)),
-            pipeline + static_cast<uint32_t>(offsetof(KvPipeline, full)) + 8 * index,
-            pipeline + static_cast<uint32_t>(offsetof(KvPipeline, empty)) + 8 * index,
-            ptx::shared_address(storage_.fp8_landed) +
-                8 * (((step.is_k ? 0 : kMaxStages) + index) * kWarpgroupWarps + static_cast<uint32_t>(warp_)),
-            use / kStages & 1};
+  /// Coordinates of the warp's TMA tiles of KV tile `i`.
+  template <int32_t TmaTiles>
+  struct TmaCoordinates {
+    int32_t at[TmaTiles];
+    __device__ __forceinline__ TmaCoordinates(const Fp8TmaQueue& queue, int32_t i) {
+      const int32_t mine = i / (32 / TmaTiles) == queue.block ? queue.here : queue.before;
+#pragma unroll
+      for (int32_t b = 0; b < TmaTiles; ++b) at[b] = __shfl_sync(kAllLanes, mine, i % (32 / TmaTiles) * TmaTiles + b);
+    }
+  };
+  template <int32_t TmaTiles>
+  __device__ __forceinline__ void issue_tma(const TmaCoordinates<TmaTiles>& coordinates, const CUtensorMap& map,
+                                            int32_t head, uint64_t policy) const {
+    constexpr int32_t kTmaBytes = kWarpAtoms / TmaTiles * kFp8AtomBytes;
+    if (!ptx::elect_one()) return;
+    ptx::mbarrier_arrive_expect_tx(landed_barrier(), kWarpAtoms * kFp8AtomBytes);
+#pragma unroll
+    for (int32_t b = 0; b < TmaTiles; ++b) {
+      ptx::tma_load_5d(landing() + static_cast<uint32_t>(b * kTmaBytes), &map, landed_barrier(), 0, 0, 0, head,
+                       coordinates.at[b], policy);
+    }
   }
 
-  /// TMA tiles are issued as soon as a stage is free, and dequantized in the order of the loads.
+  /// Reads the warp's tokens of the load that lands.
+  __device__ __forceinline__ void read_landed(uint4 (&fp8)[kLaneChunks], uint32_t parity) const {
+    ptx::mbarrier_wait_warp(landed_barrier(), parity);
+#pragma unroll
+    for (int32_t c = 0; c < kLaneChunks; ++c) {
+      fp8[c] =
+          ptx::ld_shared_16(landing() + static_cast<uint32_t>(c / 2 * kFp8AtomBytes) + fp8_offset(lane_layout_, c % 2));
+    }
+    __syncwarp();  // all lanes have read what the next TMA overwrites
+  }
+
+  /// Pages of a multiple of eight tokens; the warp has `TmaTiles` of a KV tile. K0, K1, V0, K2, V1, ..., and the last V
+  /// tile. TMA is one load ahead.
   template <int32_t TmaTiles>
   __device__ __forceinline__ void load_by_tma(const KvTiles& tiles, const PrefillParams::Maps& maps,
                                               const SegmentLoad& load, const int32_t* pages, int32_t head) {
-    constexpr int32_t kAtOnce = 32 / TmaTiles;
+    using Coordinates = TmaCoordinates<TmaTiles>;
+    constexpr int32_t kAtOnce = 32 / TmaTiles;  // KV tiles whose TMA tiles the lanes look up
     const uint64_t policy = ptx::evict_last_policy();
-    const int32_t num_steps = 2 * tiles.count;
-    TmaTile next = this->first_tma_tiles_;
-    int32_t here = -1;
-    int32_t k_at[TmaTiles];
-    int32_t v_at[TmaTiles];
-#pragma unroll
-    for (int32_t b = 0; b < TmaTiles; ++b) k_at[b] = v_at[b] = -1;
-    int32_t issued = 0;
-    bool has_q = false;
+    Fp8TmaQueue queue{0, 0, -1, this->template find_fp8_tma_tile<TmaTiles>(tiles, 0, load, pages)};
+    const auto look_up = [&](int32_t i) {
+      if (i % kAtOnce != 0) return;
+      queue.before = queue.here;
+      queue.here = queue.next.atom < 0 ? 0 : queue.next.page * load.atoms_per_page + queue.next.atom;
+      ++queue.block;
+      queue.next = this->template find_fp8_tma_tile<TmaTiles>(tiles, i + kAtOnce, load,
+                                                              pages);  // completes before it is used
+    };
+    uint4 fp8[kLaneChunks];
+    look_up(0);
+    issue_tma<TmaTiles>(Coordinates(queue, 0), maps.k, head, policy);
 #pragma unroll 1
-    for (int32_t n = 0; n < num_steps; ++n) {
-      const LoadStep due = load_step(n, num_steps);
-      const Fp8Stage due_stage = stage_of(due);
-      // Stages become free while this waits for fp8 data. A wait for that alone would issue one tile at a time.
-#pragma unroll 1
-      do {
-#pragma unroll 1
-        for (; issued < num_steps; ++issued) {
-          const LoadStep step = load_step(issued, num_steps);
-          const Fp8Stage stage = stage_of(step);
-          if (!__all_sync(kAllLanes, ptx::mbarrier_test_wait(stage.empty, stage.parity ^ 1))) break;  // see next_stage
-          if (step.is_k || issued == num_steps - 1) {
+    for (int32_t i = 0; i <= tiles.count; ++i) {
+      if (i < tiles.count) {
+        const bool k_is_next = i == 0 && tiles.count > 1;
+        if (k_is_next) look_up(1);
+        const Coordinates next(queue, k_is_next ? 1 : max(i - 1, 0));
+        read_landed(fp8, i > 0 ? 1 : 0);
+        issue_tma<TmaTiles>(next, k_is_next ? maps.k : maps.v, head, policy);
+        const PipelineStage stage = next_k_stage();
+        producer_acquire(stage);
+        store_chunks(stage, fp8);
+        if (has_visible_bits(kVariant) && tiles.is_masked(i))
+          this->template store_visible_bits<kWarpgroupWarps>(tiles.first_token(i), stage.index);
+        producer_commit(stage);
+      }
+      if (i == 0) continue;
+      const bool k_is_next = i + 1 < tiles.count;
+      if (k_is_next) look_up(i + 1);
+      const Coordinates next(queue, k_is_next ? i + 1 : i);
+      read_landed(fp8, i == tiles.count ? 1 : 0);
+      if (i < tiles.count) issue_tma<TmaTiles>(next, k_is_next ? maps.k : maps.v, head, policy);
+      const PipelineStage stage = next_v_stage();
+      producer_acquire(stage);
+      store_v(tiles, i - 1, stage, fp8);
+      producer_commit(stage);
+      if (this->is_prefetch_due(i, tiles.count)) this->prefetch_next_tile(*this);
+    }
+  }
+
+  /// Writes the lane's chunks to the stage, dequantized.
+  __device__ __forceinline__ void store_chunks(const PipelineStage& stage, const uint4 (&fp8)[kLaneChunks]) const {
+    const uint32_t mine = stage.tile + static_cast<uint32_t>(warp_ * kWarpAtoms * atom_row_bytes(kFp8Dim));
 #pragma unroll
-            for (int32_t b = 0; b < TmaTiles; ++b) v_at[b] = k_at[b];
-          }
-          if (step.is_k) {
-            if (step.tile % kAtOnce == 0) {
-              here = next.atom < 0 ? -1 : next.page * load.atoms_per_page + next.atom;
-              next = this->template find_tma_tile<TmaTiles>(tiles, step.tile + kAtOnce, load,
-                                                            pages);  // completes before it is used
-            }
-#pragma unroll
-            for (int32_t b = 0; b < TmaTiles; ++b) {
-              k_at[b] = __shfl_sync(kAllLanes, here, step.tile % kAtOnce * TmaTiles + b);
-            }
-            issue_tma<TmaTiles>(stage, maps.k, k_at, head, policy);
-          } else {
-            issue_tma<TmaTiles>(stage, maps.v, v_at, head, policy);
-          }
-        }
-        if (!has_q) {
-          load_q(tile_number_ % kTileBuffers);
-          has_q = true;
-        }
-      } while (!__all_sync(kAllLanes, ptx::mbarrier_test_wait(due_stage.landed, due_stage.parity)));
-      constexpr int32_t kTmaAtoms = kWarpAtoms / TmaTiles;  // of a TMA tile
-      constexpr int32_t kChunksAtOnce = 4;                  // no atom is written over fp8 data that is read later
-      const uint32_t mine = due_stage.tile + static_cast<uint32_t>(warp_ * kTmaAtoms * atom_row_bytes(kFp8Dim));
+    for (int32_t c = 0; c < kLaneChunks; ++c) {
+      store_dequantized(mine + static_cast<uint32_t>(c / 2 * atom_row_bytes(kFp8Dim) + c % 2 * atom_bytes(kFp8Dim)),
+                        lane_layout_, dequantized<__half, kFp8>(fp8[c]));
+    }
+  }
+  /// The same of V. Where some rows see a tile in part, tokens that no row sees become zeros,
+  /// and NaN and Inf in others are flagged.
+  __device__ __forceinline__ void store_v(const KvTiles& tiles, int32_t i, const PipelineStage& stage,
+                                          uint4 (&fp8)[kLaneChunks]) const {
+    if (tiles.is_edge(i)) [[unlikely]] {
+      const int32_t first = tiles.first_token(i) + warp_ * kWarpAtoms * kAtomRows + lane_layout_.row;
       bool nonfinite = false;
 #pragma unroll
-      for (int32_t first = 0; first < kLaneChunks; first += kChunksAtOnce) {
-        uint4 fp8[kChunksAtOnce];
-#pragma unroll
-        for (int32_t i = 0; i < kChunksAtOnce; ++i) {
-          const int32_t atom = (first + i) / 2;
-          fp8[i] = ptx::ld_shared_16(mine + tma_tile_offset<TmaTiles>(atom / kTmaAtoms) + kFp8Offset<TmaTiles> +
-                                     static_cast<uint32_t>(atom % kTmaAtoms * kFp8AtomBytes) +
-                                     fp8_offset(lane_layout_, i % 2));
-        }
-        __syncwarp();  // all lanes have read what is overwritten now
-        nonfinite = dequantize<TmaTiles>(tiles, due, due_stage, first, fp8) || nonfinite;
+      for (int32_t c = 0; c < kLaneChunks; ++c) {
+        const int32_t token = first + c / 2 * kAtomRows;
+        if (token < tiles.visible.any_begin || token >= tiles.visible.any_end) fp8[c] = uint4{};
+        nonfinite = nonfinite || has_nonfinite<kFp8>(fp8[c]);
       }
-      commit_tile(tiles, due, due_stage, nonfinite);
-    }
-    kv_tiles_done_ += static_cast<uint32_t>(tiles.count);
-  }
-
-  /// From the warp's first TMA tile of a KV tile to its number `number`; from a TMA tile's memory to its fp8 data.
-  template <int32_t TmaTiles>
-  __device__ __forceinline__ static constexpr uint32_t tma_tile_offset(int32_t number) {
-    return static_cast<uint32_t>(kWarpgroupWarps * number * (kWarpAtoms / TmaTiles) * atom_row_bytes(kFp8Dim));
-  }
-  template <int32_t TmaTiles>
-  static constexpr uint32_t kFp8Offset = kWarpAtoms / TmaTiles* kFp8AtomBytes;
-
-  /// Issues the warp's TMA tiles of a KV tile.
-  template <int32_t TmaTiles>
-  __device__ __forceinline__ void issue_tma(const Fp8Stage& stage, const CUtensorMap& map,
-                                            const int32_t (&at)[TmaTiles], int32_t head, uint64_t policy) const {
-    if (!ptx::elect_one()) return;
-    constexpr int32_t kTmaAtoms = kWarpAtoms / TmaTiles;
-    int32_t count = 0;
-#pragma unroll
-    for (int32_t b = 0; b < TmaTiles; ++b) count += at[b] >= 0 ? 1 : 0;
-    ptx::mbarrier_arrive_expect_tx(stage.landed, static_cast<uint32_t>(count * kTmaAtoms * kFp8AtomBytes));
-    const uint32_t to =
-        stage.tile + static_cast<uint32_t>(warp_ * kTmaAtoms * atom_row_bytes(kFp8Dim)) + kFp8Offset<TmaTiles>;
-#pragma unroll
-    for (int32_t b = 0; b < TmaTiles; ++b) {
-      if (at[b] >= 0)
-        ptx::tma_load_5d(to + tma_tile_offset<TmaTiles>(b), &map, stage.landed, 0, 0, 0, head, at[b], policy);
-    }
-  }
-
-  /// Writes the lane's chunks from number `begin` on, dequantized. In a V tile that some rows see in part, tokens that
-  /// no row sees become zeros; returns whether the others hold NaN or Inf.
-  template <int32_t TmaTiles, int32_t Count>
-  __device__ __forceinline__ bool dequantize(const KvTiles& tiles, const LoadStep& step, const Fp8Stage& stage,
-                                             int32_t begin, uint4 (&fp8)[Count]) const {
-    constexpr int32_t kTmaAtoms = kWarpAtoms / TmaTiles;
-    bool nonfinite = false;
-    if (!step.is_k && tiles.is_edge(step.tile)) {
-      const int32_t first = tiles.first_token(step.tile) + warp_ * kTmaAtoms * kAtomRows + lane_layout_.row;
-#pragma unroll
-      for (int32_t i = 0; i < Count; ++i) {
-        const int32_t atom = (begin + i) / 2;
-        const int32_t token = first + (kWarpgroupWarps * (atom / kTmaAtoms) * kTmaAtoms + atom % kTmaAtoms) * kAtomRows;
-        if (token < tiles.visible.any_begin || token >= tiles.visible.any_end) fp8[i] = uint4{};
-        nonfinite = nonfinite || has_nonfinite<kFp8>(fp8[i]);
-      }
-    }
-    const uint32_t mine = stage.tile + static_cast<uint32_t>(warp_ * kTmaAtoms * atom_row_bytes(kFp8Dim));
-#pragma unroll
-    for (int32_t i = 0; i < Count; ++i) {
-      const int32_t atom = (begin + i) / 2;
-      store_dequantized(
-          mine + tma_tile_offset<TmaTiles>(atom / kTmaAtoms) +
-              static_cast<uint32_t>(atom % kTmaAtoms * atom_row_bytes(kFp8Dim) + i % 2 * atom_bytes(kFp8Dim)),
-          lane_layout_, dequantized<__half, kFp8>(fp8[i]));
-    }
-    return nonfinite;
-  }
-
-  __device__ __forceinline__ void commit_tile(const KvTiles& tiles, const LoadStep& step, const Fp8Stage& stage,
-                                              bool nonfinite) const {
-    if (!step.is_k && tiles.is_edge(step.tile)) {
       nonfinite = __any_sync(kAllLanes, nonfinite);
       if (lane_ == 0) storage_.nonfinite[stage.index][warp_] = nonfinite ? 1 : 0;
     }
-    if constexpr (kVariant == Variant::kAny) {
-      if (step.is_k) this->store_visible_bits(tiles.first_token(step.tile), stage.index);
-    }
-    producer_commit({stage.index, stage.tile, stage.full});
+    store_chunks(stage, fp8);
   }
 
   /// Any other K and V: fp8 data comes through registers, and is loaded while the pipeline has no free stage.
   __device__ __forceinline__ void load_by_threads(const KvTiles& tiles, const SegmentParams& segment,
                                                   const SegmentLoad& load, const int32_t* pages,
                                                   const scheduler::WorkTile& work_tile) {
-    const int32_t num_steps = 2 * tiles.count;
     const int32_t first_token = segment.paged ? 0 : segment.indptr[work_tile.kv_row];
+    // K0, K1, V0, K2, V1, ..., and the last V tile: load n.
 #pragma unroll 1
-    for (int32_t n = 0; n < num_steps; ++n) {
-      const LoadStep step = load_step(n, num_steps);
-      const KvStrides& strides = step.is_k ? segment.k_strides : segment.v_strides;
-      const auto* const data = static_cast<const uint8_t*>(step.is_k ? segment.k : segment.v);
-      const int64_t begin = token_begin(tiles, step.tile, strides, work_tile.kv_head, load, pages, first_token);
+    for (int32_t n = 0; n < 2 * tiles.count; ++n) {
+      const bool is_k = n == 0 || (n % 2 == 1 && n < 2 * tiles.count - 1);
+      const int32_t i = is_k ? (n + 1) / 2 : n < 2 * tiles.count - 1 ? n / 2 - 1 : n / 2;
+      const KvStrides& strides = is_k ? segment.k_strides : segment.v_strides;
+      const auto* const data = static_cast<const uint8_t*>(is_k ? segment.k : segment.v);
+      const int64_t begin = token_begin(tiles, i, strides, work_tile.kv_head, load, pages, first_token);
       uint4 fp8[kLaneChunks];
 #pragma unroll
-      for (int32_t i = 0; i < kLaneChunks; ++i) {
-        const int64_t at = __shfl_sync(kAllLanes, begin, i / 2 * kAtomRows + lane_layout_.row);
-        const uint8_t* const from = data + at + 64 * (i % 2) + 16 * lane_layout_.chunk;
-        fp8[i] = uint4{};
+      for (int32_t c = 0; c < kLaneChunks; ++c) {
+        const int64_t at = __shfl_sync(kAllLanes, begin, c / 2 * kAtomRows + lane_layout_.row);
+        const uint8_t* const from = data + at + 64 * (c % 2) + 16 * lane_layout_.chunk;
+        fp8[c] = uint4{};
         if (at < 0) continue;
         if (load.is_16B_aligned) {
-          fp8[i] = *reinterpret_cast<const uint4*>(from);
+          fp8[c] = *reinterpret_cast<const uint4*>(from);
         } else {
-          fp8[i] = load_16B(from);
+          fp8[c] = load_16B(from);
         }
       }
-      if (n == 0) load_q(tile_number_ % kTileBuffers);
-      const Fp8Stage stage = stage_of(step);
-      ptx::mbarrier_wait(stage.empty, stage.parity ^ 1);
-      if (lane_ == 0) ptx::mbarrier_arrive(stage.landed);  // keeps its phases in step with the stage's
-      ptx::mbarrier_wait_warp(stage.landed, stage.parity);
-      commit_tile(tiles, step, stage, dequantize<1>(tiles, step, stage, 0, fp8));
+      const PipelineStage stage = is_k ? next_k_stage() : next_v_stage();
+      producer_acquire(stage);
+      if (!is_k) {
+        store_v(tiles, i, stage, fp8);
+      } else {
+        store_chunks(stage, fp8);
+        if (has_visible_bits(kVariant) && tiles.is_masked(i))
+          this->template store_visible_bits<kWarpgroupWarps>(tiles.first_token(i), stage.index);
+      }
+      producer_commit(stage);
     }
-    kv_tiles_done_ += static_cast<uint32_t>(tiles.count);
   }
 
   /// Sixteen fp8 values, whatever their address.
@@ -309,7 +292,6 @@ class Fp8Producer : public Producer<__half, kFp8Dim, kFp8Dim, kVariant, kWarpgro
   }
 
   const Fp8Lane lane_layout_;
-  uint32_t kv_tiles_done_ = 0;  ///< of work tiles before the present one
 };
 
 }  // namespace folio::inline v0::kernels::cuda::sm90::prefill

@@ -151,8 +151,7 @@ class Fp8MmaProducer : public Producer<__half, kFp8MmaDims.qk, kFp8MmaDims.v, Va
     return memory_ + kRawVOffset + stage * kFp8TileBytes + static_cast<uint32_t>(warp_) * kWarpBytes;
   }
   __device__ __forceinline__ uint32_t raw_v_landed(uint32_t stage) const {
-    return ptx::shared_address(storage_.fp8_landed) +
-           8 * ((kMaxStages + stage) * kWarpgroupWarps + static_cast<uint32_t>(warp_));
+    return ptx::shared_address(storage_.fp8_landed) + 8 * (stage * kWarpgroupWarps + static_cast<uint32_t>(warp_));
   }
 
   /// Pages of a multiple of eight tokens, by TMA; the warp has `TmaTiles` of a KV tile. It transposes a V tile when it
@@ -163,13 +162,13 @@ class Fp8MmaProducer : public Producer<__half, kFp8MmaDims.qk, kFp8MmaDims.v, Va
     constexpr int32_t kAtOnce = 32 / TmaTiles;  // KV tiles whose TMA tiles the lanes look up
     const uint64_t policy = ptx::evict_last_policy();
     int32_t here = -1;
-    TmaTile next = find_tma_tile<TmaTiles>(tiles, 0, load, pages);
+    TmaTile next = find_fp8_tma_tile<TmaTiles>(tiles, 0, load, pages);
 #pragma unroll 1
     for (int32_t i = 0; i <= tiles.count; ++i) {
       if (i < tiles.count) {
         if (i % kAtOnce == 0) {
           here = next.atom < 0 ? -1 : next.page * load.atoms_per_page + next.atom;
-          next = find_tma_tile<TmaTiles>(tiles, i + kAtOnce, load, pages);  // completes before it is used
+          next = find_fp8_tma_tile<TmaTiles>(tiles, i + kAtOnce, load, pages);  // completes before it is used
         }
         int32_t at[TmaTiles];
 #pragma unroll
@@ -207,18 +206,6 @@ class Fp8MmaProducer : public Producer<__half, kFp8MmaDims.qk, kFp8MmaDims.v, Va
       ptx::tma_load_5d(v + b * kTmaBytes, &maps.v, landed, 0, 0, 0, head, at[b], policy);
     }
     ptx::mbarrier_arrive(k_stage.full, 32 * kLaneArrivals - 1);
-  }
-
-  /// Looks up a TMA tile for each lane, beginning with those of KV tile `i`. A warp's tokens follow each other.
-  template <int32_t TmaTiles>
-  __device__ __forceinline__ TmaTile find_tma_tile(const KvTiles& tiles, int32_t i, const SegmentLoad& load,
-                                                   const int32_t* pages) const {
-    constexpr int32_t kTmaTokens = kWarpTokens / TmaTiles;
-    const int32_t token = tiles.first_token(i + lane_ / TmaTiles) + warp_ * kWarpTokens + lane_ % TmaTiles * kTmaTokens;
-    if (token + kTmaTokens <= tiles.visible.any_begin || token >= tiles.visible.any_end) return {0, -1};
-    const uint32_t column = load.page_size.quotient(static_cast<uint32_t>(token));
-    const uint32_t in_page = static_cast<uint32_t>(token) - column * load.page_size.divisor();
-    return {pages[column], static_cast<int32_t>(in_page / kAtomRows)};
   }
 
   /// Transposes V tile `i`, which TMA brings, and commits it.

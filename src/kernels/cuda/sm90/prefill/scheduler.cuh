@@ -2,7 +2,7 @@
 
 #include "kernels/cuda/sm90/common/copy.cuh"
 #include "kernels/cuda/sm90/common/tile_scheduler.cuh"
-#include "kernels/cuda/sm90/prefill/smem.cuh"
+#include "kernels/cuda/sm90/prefill/mask.cuh"
 #include "ptx/tma.cuh"
 #include "scheduler/mask_bounds.hpp"
 
@@ -11,10 +11,9 @@
 /// one before has loaded.
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 
-/// Upcasts eight fp8 values at a multiple of eight bytes to shared memory; zeros where not valid.
+/// Upcasts eight fp8 values to shared memory.
 template <typename T>
-__device__ __forceinline__ void copy_upcast_fp8x8(uint32_t smem, const uint8_t* from, DType dtype, bool valid) {
-  const uint2 fp8 = valid ? *reinterpret_cast<const uint2*>(from) : uint2{};
+__device__ __forceinline__ void store_upcast_fp8x8(uint32_t smem, uint2 fp8, DType dtype) {
   const __nv_fp8_interpretation_t kind = dtype == DType::kFloat8E5M2 ? __NV_E5M2 : __NV_E4M3;
   ptx::st_shared_16(smem, uint4{upcast_fp8x2<T>(fp8.x & 0xffffu, kind), upcast_fp8x2<T>(fp8.x >> 16, kind),
                                 upcast_fp8x2<T>(fp8.y & 0xffffu, kind), upcast_fp8x2<T>(fp8.y >> 16, kind)});
@@ -128,6 +127,8 @@ class TileFetcher {
     const scheduler::WorkTile& work_tile = context.work_tile;
     const AttentionParams& params = params_.attention;
     const bool uses_custom_mask = has_custom_mask(plan, work_tile);
+    CustomMask custom_mask{params.custom_mask, 0};
+    if (has_visible_bits(kVariant) && uses_custom_mask) custom_mask.bytes = plan.mask_byte_indptr[plan.num_requests];
     int32_t lengths_of[kLengths];
 #pragma unroll
     for (int32_t i = 0; i < kLengths; ++i) lengths_of[i] = __shfl_sync(kAllLanes, length_, i);
@@ -136,6 +137,7 @@ class TileFetcher {
     const KvShard shard{world, rank, interleave};
     if (fetch_thread() == 0) {
       context.uses_custom_mask = uses_custom_mask;
+      context.mask_bytes = custom_mask.bytes;
       if (has_keys(work_tile)) {
         const SegmentParams& segment = params.segments[work_tile.segment];
         context.shard = shard;
@@ -188,9 +190,12 @@ class TileFetcher {
           if (uses_custom_mask) {
             const int32_t mask_begin =
                 plan.mask_first_column[request] - plan.segments[work_tile.segment].key_offset[request];
-            rows.mask_begin[row] = mask_begin;
-            rows.mask_bit[row] =
+            const int64_t mask_bit =
                 8 * plan.mask_byte_indptr[request] + int64_t{query} * plan.mask_columns[request] - mask_begin;
+            rows.mask_begin[row] = mask_begin;
+            rows.mask_bit[row] = mask_bit;
+            if constexpr (kVariant == Variant::kMask)
+              unmasked_end_of_row = apply_custom_mask(custom_mask, mask_begin, mask_bit, begin, end);
           }
           scale = __fmul_rn(__fmul_rn(scale_at(params.q_scale, request, work_tile.kv_head),
                                       scale_at(segment.k_scale, request, work_tile.kv_head)),
@@ -214,6 +219,7 @@ class TileFetcher {
         visible.all_begin = max(visible.all_begin, begin);
         visible.all_end = min(visible.all_end, end);
         unmasked_end = min(unmasked_end, min(unmasked_end_of_row, end));
+        if constexpr (kVariant == Variant::kMask) visible.all_end = unmasked_end;
       }
       rows.visible_begin[row] = begin;
       rows.visible_end[row] = end;
@@ -229,6 +235,20 @@ class TileFetcher {
       storage_.negate_scores[fetch_warp()] = negate_scores;
       if constexpr (kVariant == Variant::kAlibi) storage_.unmasked_end[fetch_warp()] = unmasked_end;
     }
+  }
+
+  /// Narrows the range [begin, end) of a row to the tokens from the first to the last that it sees by its custom mask.
+  /// Returns the end of those that it sees from `begin` on. So tiles that no row sees are not loaded, and those that
+  /// all rows see take no bits. `mask_begin`: the first token that the mask has a bit for, mask_bit + mask_begin.
+  __device__ __forceinline__ static int32_t apply_custom_mask(const CustomMask& mask, int32_t mask_begin,
+                                                              int64_t mask_bit, int32_t& begin, int32_t& end) {
+    const int32_t masked = max(begin, mask_begin);
+    if (masked >= end) return end;
+    end = masked + end_of_mask_bits(mask, mask_bit + masked, end - masked);
+    if (begin == masked) begin += first_mask_bit(mask, mask_bit + masked, end - masked, true);
+    if (begin >= end) begin = end = 0;
+    const int32_t from = max(begin, masked);
+    return from >= end ? end : from + first_mask_bit(mask, mask_bit + from, end - from, false);
   }
 
   /// Step 4: what the consumers need to know of the work tile as a whole.
@@ -297,6 +317,7 @@ class TileFetcher {
       visible.all_begin = max(visible.all_begin, other.all_begin);
       visible.all_end = min(visible.all_end, other.all_end);
     }
+    if (kVariant == Variant::kAny && context.uses_custom_mask) visible.all_end = 0;  // of any token, some row may not
     context.visible = visible;
     int32_t unmasked_end = storage_.unmasked_end[0];
     bool negate_scores = storage_.negate_scores[0];
@@ -310,6 +331,11 @@ class TileFetcher {
     context.num_rows = work_tile.row_end - work_tile.row_begin;
     context.first_tile = any_keys ? work_tile.kv_begin / kBlockN : 0;
     context.num_tiles = any_keys ? (work_tile.kv_end + kBlockN - 1) / kBlockN - context.first_tile : 0;
+    if (kVariant == Variant::kMask && any_keys && context.uses_custom_mask) {  // more may be hidden than the plan knows
+      const bool any_visible = visible.any_begin < visible.any_end;
+      context.first_tile = any_visible ? visible.any_begin / kBlockN : 0;
+      context.num_tiles = any_visible ? (visible.any_end + kBlockN - 1) / kBlockN - context.first_tile : 0;
+    }
     context.by_threads = any_keys && params_.loads[work_tile.segment].tma_tokens == 0;
     context.q_by_tma = params_.q_by_tma && has_whole_rows(work_tile);
     const AttentionParams& params = params_.attention;
@@ -388,7 +414,8 @@ class TileFetcher {
       if (params.q_wide && !is_fp8(params.q_dtype)) {
         ptx::cp_async_16(target, static_cast<const uint16_t*>(params.q) + from, at >= 0);
       } else if (params.q_wide) {
-        copy_upcast_fp8x8<T>(target, static_cast<const uint8_t*>(params.q) + from, params.q_dtype, at >= 0);
+        const auto* const fp8 = reinterpret_cast<const uint2*>(static_cast<const uint8_t*>(params.q) + from);
+        store_upcast_fp8x8<T>(target, at >= 0 ? *fp8 : uint2{}, params.q_dtype);
       } else {
         copy_upcast_16B<T>(target, params.q, params.q_dtype, from, at >= 0);
       }

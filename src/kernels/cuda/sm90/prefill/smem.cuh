@@ -48,6 +48,7 @@ struct TileContext {
   int32_t num_tiles;      ///< KV tiles
   int32_t unmasked_end;   ///< kAlibi: KV tiles that end at or before this token, and that all rows see, need no mask
   bool uses_custom_mask;  ///< the custom mask's bits apply
+  int64_t mask_bytes;     ///< of the custom mask
   bool negate_scores;     ///< some row's scale is less than kMinScaleAsIs
   bool by_threads;        ///< K and V are copied by threads
   bool q_by_tma;
@@ -73,14 +74,19 @@ struct SharedStorage {
   uint64_t tile_empty[kTileBuffers];      ///< phase n: the consumers have released it
   KvPipeline k_pipeline;
   KvPipeline v_pipeline;
-  uint64_t v_landed;  ///< V tiles that the producer scans for NaN and Inf: TMA is complete
-  /// Phase n: TMA has brought a producer warp's fp8 data of the stage's tile number n; of K and of V.
-  uint64_t fp8_landed[2][kMaxStages][kWarpgroupWarps];
+  uint64_t v_landed;                        ///< V tiles that the producer scans for NaN and Inf: TMA is complete
+  uint64_t fp8_landed[2][kWarpgroupWarps];  ///< TMA has brought a producer warp's fp8 data; FP8 MMA: of a raw V stage
 };
 
-/// Bytes of shared memory, with what it takes to begin at a multiple of 1024.
-template <int32_t DimQk, int32_t DimV>
+/// Where fp8 data lands that is dequantized: a KV tile, behind everything else.
+constexpr int32_t kFp8Landing =
+    (smem_layout({kFp8RowBytes, kFp8RowBytes}).storage + static_cast<int32_t>(sizeof(SharedStorage)) + 1023) / 1024 *
+    1024;
+
+/// Bytes of shared memory, with what it takes to begin at a multiple of 1024. `Dequantizes`: fp8 data.
+template <int32_t DimQk, int32_t DimV, bool Dequantizes>
 constexpr int32_t smem_bytes() {
+  if constexpr (Dequantizes) return 1024 + kFp8Landing + kFp8TileBytes;
   return 1024 + smem_layout({DimQk, DimV}).storage + static_cast<int32_t>(sizeof(SharedStorage));
 }
 
@@ -102,8 +108,8 @@ __device__ __forceinline__ void init_barriers(SharedStorage& storage, uint32_t k
       ptx::mbarrier_init(ptx::shared_address(&storage.v_pipeline.empty[i]), kConsumerWarps);
     }
     ptx::mbarrier_init(ptx::shared_address(&storage.v_landed), kFullArrivals);
-    for (int32_t i = 0; i < 2 * kMaxStages * kWarpgroupWarps; ++i) {
-      ptx::mbarrier_init(ptx::shared_address(&storage.fp8_landed[0][0][0]) + 8 * i, 1);
+    for (auto& landed : storage.fp8_landed) {
+      for (uint64_t& of_warp : landed) ptx::mbarrier_init(ptx::shared_address(&of_warp), 1);
     }
     ptx::mbarrier_init_fence();
   }

@@ -130,7 +130,7 @@ __device__ __forceinline__ void to_any_logits(const AttentionParams& params, con
 struct SoftmaxState {
   float row_max[2];
   float row_sum[2];
-  float scale[2];        ///< of scores, to logits in base-2 units; kPlain, kAlibi: positive
+  float scale[2];        ///< of scores, to logits in base-2 units; positive where has_scale
   float slope[2];        ///< of ALiBi, in units of logits; kAlibi: of scores
   float logit_slope[2];  ///< kAlibi: of ALiBi, in units of logits
   int32_t position[2];   ///< kAlibi: how far the row is behind the lane's column of local token 0
@@ -141,7 +141,7 @@ struct SoftmaxState {
 
 /// Whether logits are scores times a positive scale. Scores of rows with another scale go through negate_scores first.
 constexpr bool has_scale(Variant variant) {
-  return variant == Variant::kPlain || variant == Variant::kAlibi;
+  return variant == Variant::kPlain || variant == Variant::kAlibi || variant == Variant::kMask;
 }
 
 /// Whether rescaling is lazy: see kRescaleThreshold.
