@@ -50,7 +50,7 @@ class ConsumerWarpgroup {
   struct MainloopState : MainloopPosition {
     uint32_t p[kBlockN / 4] = {};
     uint32_t visible_bits[2][kBlockN / 32] =
-        {};  ///< has_visible_bits: the masked tile's tokens that the lane's rows see
+        {};  ///< has_visible_bits: tokens of a masked tile that the lane's rows see
   };
 
   /// `self`: this, as the class whose prologue, step and tail are called.

@@ -305,6 +305,11 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant, FetchWarps> {
     // The load completes before it is used.
     queue.next = find_tma_tile(tiles, i + (32 >> queue.shift), load, pages, queue.shift);
   }
+  __device__ __forceinline__ static TmaTile tma_tile_at(int32_t token, const SegmentLoad& load, const int32_t* pages) {
+    const uint32_t column = load.page_size.quotient(static_cast<uint32_t>(token));
+    const uint32_t in_page = static_cast<uint32_t>(token) - column * load.page_size.divisor();
+    return {pages[column], static_cast<int32_t>(in_page / kAtomRows)};
+  }
   /// Looks up a TMA tile for each lane, beginning with those of KV tile `i`.
   __device__ __forceinline__ TmaTile find_tma_tile(const KvTiles& tiles, int32_t i, const SegmentLoad& load,
                                                    const int32_t* pages, int32_t shift) const {
@@ -312,9 +317,7 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant, FetchWarps> {
     const int32_t token = tiles.first_token(i + (lane_ >> shift)) + in_tile;
     if (in_tile >= kBlockN || token + load.tma_tokens <= tiles.visible.any_begin || token >= tiles.visible.any_end)
       return {0, -1};
-    const uint32_t column = load.page_size.quotient(static_cast<uint32_t>(token));
-    const uint32_t in_page = static_cast<uint32_t>(token) - column * load.page_size.divisor();
-    return {pages[column], static_cast<int32_t>(in_page / kAtomRows)};
+    return tma_tile_at(token, load, pages);
   }
   /// The same for fp8 data: `TmaTiles` of a KV tile, and a warp's tokens follow each other.
   template <int32_t TmaTiles>
@@ -324,9 +327,7 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant, FetchWarps> {
     constexpr int32_t kTmaTokens = kWarpTokens / TmaTiles;
     const int32_t token = tiles.first_token(i + lane_ / TmaTiles) + warp_ * kWarpTokens + lane_ % TmaTiles * kTmaTokens;
     if (token + kTmaTokens <= tiles.visible.any_begin || token >= tiles.visible.any_end) return {0, -1};
-    const uint32_t column = load.page_size.quotient(static_cast<uint32_t>(token));
-    const uint32_t in_page = static_cast<uint32_t>(token) - column * load.page_size.divisor();
-    return {pages[column], static_cast<int32_t>(in_page / kAtomRows)};
+    return tma_tile_at(token, load, pages);
   }
 
   /// Issues the warp's TMA tiles of KV tile `i`, each by the lane that has looked it up: `at`. Only these lanes acquire
@@ -380,13 +381,12 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant, FetchWarps> {
   __device__ __forceinline__ void scan_v_tile(const KvTiles& tiles, int32_t i, const PipelineStage& stage,
                                               uint32_t arrivals) const {
     constexpr int32_t kChunks = DimV / kElementsPer16B;
-    const bool nonfinite = zero_and_scan < T, kBlockN, kChunks, 32 * kLoadWarps, Fp8::kNone,
-               kVariant == Variant::kMask
-                   ? 4
-                   : 1 > (tiles.visible, tiles.first_token(i), true, static_cast<int32_t>(threadIdx.x),
-                          [&](int32_t token, int32_t chunk) {
-                            return stage.tile + static_cast<uint32_t>(tile_offset(DimV, token, chunk));
-                          });
+    constexpr int32_t kUnroll = kVariant == Variant::kMask ? 4 : 1;
+    const bool nonfinite = zero_and_scan<T, kBlockN, kChunks, 32 * kLoadWarps, Fp8::kNone, kUnroll>(
+        tiles.visible, tiles.first_token(i), true, static_cast<int32_t>(threadIdx.x),
+        [&](int32_t token, int32_t chunk) {
+          return stage.tile + static_cast<uint32_t>(tile_offset(DimV, token, chunk));
+        });
     const bool any = __any_sync(kAllLanes, nonfinite);
     if (lane_ == 0) storage_.nonfinite[stage.index][warp_] = any ? 1 : 0;
     producer_commit(stage, arrivals);
