@@ -208,7 +208,8 @@ float ScaleModel::at(int32_t request, int32_t kv_head) const {
     case ScaleGranularity::kPerRequest: return values[static_cast<size_t>(request)];
     case ScaleGranularity::kPerRequestAndHead: break;
   }
-  return values[static_cast<size_t>((same_for_all_requests ? 0 : request * num_kv_heads) + kv_head)];
+  const int64_t row = same_for_all_requests ? 0 : request;
+  return values[static_cast<size_t>(row * num_kv_heads + kv_head)];
 }
 
 void make_values(const ConformanceCase& c, Random random, Problem& problem) {
