@@ -193,7 +193,7 @@ void make_masks(Random& random, Problem& problem) {
       const bool nothing = random.one_in(9);
       for (int32_t j = 0; j < request.mask_columns; ++j) {
         const bool bit = !nothing && random.below(10) < 6;
-        request.mask[static_cast<size_t>(i * request.mask_columns + j)] = sees_column(r, request, i, j, bit);
+        request.mask[static_cast<size_t>(int64_t{i} * request.mask_columns + j)] = sees_column(r, request, i, j, bit);
       }
     }
   }
