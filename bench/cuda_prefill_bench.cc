@@ -37,7 +37,7 @@ struct Case {
   int32_t window = -1;
   int32_t chunk = 0;
   int32_t page_size = 16;
-  bool random_mask = false;  ///< kCustom: each token is seen by half of the rows, not by those behind it
+  bool random_mask = false;  ///< kCustom: random bits, half of them set; otherwise those of a causal mask
   Features features = {};    ///< kSpans: an image of 256 tokens in each 1024; kKvStart: at 0; kRequestCausal: all are
   bool fp8_q = false;        ///< queries are e4m3, not bfloat16
   bool fp8_kv = false;       ///< so are keys and values

@@ -55,8 +55,7 @@ class Fp8Producer : public Producer<__half, kFp8Dim, kFp8Dim, kVariant, kWarpgro
     commit_work_tile(tile_buffer);
   }
 
-  /// Copies fp8 Q, upcast to float16. Eight loads at a time: one after the other, their latency would be a fifth of a
-  /// short work tile.
+  /// Copies fp8 Q, upcast to float16. Eight loads at a time share their latency.
   __device__ __forceinline__ void upcast_q(int32_t tile_buffer) const {
     constexpr int32_t kChunks = kFp8Dim / kElementsPer16B;
     constexpr int32_t kAtOnce = 8;
