@@ -24,6 +24,11 @@ __device__ __forceinline__ uint64_t make_smem_desc(uint32_t shared, uint32_t col
          uint64_t{Span == 128 ? 1 : 2} << 62;
 }
 
+/// The address that a descriptor holds.
+__device__ __forceinline__ uint32_t address_of_desc(uint64_t tile) {
+  return static_cast<uint32_t>(tile & 0x3fffu) << 4;
+}
+
 /// The descriptor of what lies `bytes` further on, a multiple of 16.
 __device__ __forceinline__ uint64_t advance_desc(uint64_t tile, uint32_t bytes) {
   return tile + (bytes >> 4);

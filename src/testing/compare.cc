@@ -20,7 +20,7 @@ constexpr double kUnit = 0x1p-24;  // half a unit in the last place of a float32
 // of it, less than 2^-13 of the largest is cut off.
 constexpr double kStepCut = 34 * 0x1p-13;
 constexpr double kStepsOfTile = 4;       // of 32 keys, whose products with values are summed so
-constexpr double kSubnormalP = 0x1p-18;  // half of e4m3's least step, of the largest p, which is 2^8
+constexpr double kSubnormalP = 0x1p-15;  // half of e4m3's least step, of the largest p, which is above 2^5
 
 /// u_w and u_kv; 0 for float32, whose roundings the plain computation has too.
 double rounding_unit(DType dtype) {

@@ -35,7 +35,7 @@ namespace folio::inline v0::verify {
 /// new sum less than that, 34 * 2^-13 of the largest together. Over each 32 components of a logit this comes to d = 34
 /// * 2^-13 * AttentionResult::largest_steps; the LSE may move by d, p over row_sum by exp(2d) - 1 of
 /// themselves. Values are summed so over a tile of 128 keys, in four steps whose largest is no more than the tile's sum
-/// of |p v|: 4 * 34 * 2^-13 of the weighted mean of |v|. A p that is subnormal in e4m3 moves by up to 2^-18 of the
+/// of |p v|: 4 * 34 * 2^-13 of the weighted mean of |v|. A p that is subnormal in e4m3 moves by up to 2^-15 of the
 /// largest p: that, the number of keys and the largest |v| are multiplied. All of it is added, without a factor.
 ///
 /// A kernel sums in another order and has its own exp, so it gets kFactor times that. The output's rounding is exact: a

@@ -7,13 +7,14 @@
 
 namespace folio {
 
-/// Attention of one request on the emulated GPU: queries [tokens, heads, head_dim] of bfloat16 against `kv_len` tokens
-/// of `num_pages` pages, one after the other, of the op's types and sizes; outputs of float32.
-inline std::vector<float> run_one_request(const AttentionOp& op, const std::vector<uint16_t>& q, void* k, void* v,
-                                          int32_t kv_len, int32_t num_pages, float soft_cap = 0.0f) {
+/// Attention of one request on the emulated GPU: queries [tokens, heads, head_dim] against `kv_len` tokens of
+/// `num_pages` pages, one after the other, of the op's types and sizes; outputs of float32. `sm_scale`: 0 for the
+/// default.
+inline std::vector<float> run_one_request(const AttentionOp& op, int32_t tokens, const void* q, void* k, void* v,
+                                          int32_t kv_len, int32_t num_pages, float soft_cap = 0.0f,
+                                          float sm_scale = 0.0f) {
   const AttentionConfig& config = op.config();
   const int32_t heads = config.num_q_heads;
-  const int32_t tokens = static_cast<int32_t>(q.size()) / heads / config.head_dim_qk;
   std::vector<float> out(static_cast<size_t>(tokens) * static_cast<size_t>(heads * config.head_dim_v));
   const int32_t cu_q[] = {0, tokens};
   std::vector<int32_t> pages(static_cast<size_t>(num_pages));
@@ -33,10 +34,11 @@ inline std::vector<float> run_one_request(const AttentionOp& op, const std::vect
   segment.table.num_indices = segment.table.row_stride = num_pages;
   segment.table.num_rows = 1;
   AttentionArgs args;
-  args.q = ConstTensorView(q.data(), DType::kBFloat16, {tokens, heads, config.head_dim_qk});
+  args.q = ConstTensorView(q, config.q, {tokens, heads, config.head_dim_qk});
   args.out = TensorView(out.data(), DType::kFloat32, {tokens, heads, config.head_dim_v});
   args.segments = {&segment, 1};
   args.logits_soft_cap = soft_cap;
+  args.sm_scale = sm_scale;
   PlanBuffer buffer = make_plan_buffer(op);
   const AttentionPlan plan = folio::plan(op, batch, buffer);
   const size_t bytes = workspace_size(plan);

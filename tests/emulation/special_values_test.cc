@@ -64,7 +64,7 @@ Output run_with(float value, DType kv, float soft_cap = 0.0f) {
   set(v, size_t{kKvLen - 1} * kHeadDimV + 5, value);
   std::vector<uint16_t> q(kQLen * kQueryRow);
   for (size_t i = 0; i < q.size(); ++i) q[i] = float_to_bfloat16(static_cast<float>(i % 3) * 0.5f - 0.5f);
-  const std::vector<float> out = run_one_request(op, q, k.data(), v.data(), kKvLen, kPages, soft_cap);
+  const std::vector<float> out = run_one_request(op, kQLen, q.data(), k.data(), v.data(), kKvLen, kPages, soft_cap);
   return {{out.begin(), out.begin() + kRow}, {out.begin() + kRow, out.end()}};
 }
 

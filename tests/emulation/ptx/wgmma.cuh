@@ -15,6 +15,9 @@ uint64_t make_smem_desc(uint32_t shared, uint32_t columns, uint32_t groups) {
   if (shared % 1024 != 0) throw std::runtime_error("an MMA tile begins at no multiple of 1024");
   return shared | uint64_t{columns} << 20 | uint64_t{groups} << 40 | uint64_t{Span == 128} << 60;
 }
+inline uint32_t address_of_desc(uint64_t tile) {
+  return static_cast<uint32_t>(tile & 0xfffff);
+}
 inline uint64_t advance_desc(uint64_t tile, uint32_t bytes) {
   return tile + bytes;
 }
@@ -37,7 +40,7 @@ enum class ScaleOut : int32_t { kZero = 0, kOne = 1 };
 
 /// Address of a tile's element (row, column), as its descriptor says: see make_smem_desc.
 inline uint32_t element_address(uint64_t tile, int32_t row, int32_t column) {
-  const auto begin = static_cast<uint32_t>(tile & 0xfffff);
+  const uint32_t begin = address_of_desc(tile);
   const auto columns = static_cast<uint32_t>(tile >> 20 & 0xfffff);
   const auto groups = static_cast<uint32_t>(tile >> 40 & 0xfffff);
   const uint32_t span = tile >> 60 != 0 ? 128 : 64;
@@ -113,7 +116,7 @@ inline float upcast_e4m3(uint32_t bits) {
 }
 /// Element `column` of row `row` of a tile whose rows are 128 bytes: see make_smem_desc.
 inline float fp8_at(uint64_t tile, int32_t row, int32_t column) {
-  const auto begin = static_cast<uint32_t>(tile & 0xfffff);
+  const uint32_t begin = address_of_desc(tile);
   const auto groups = static_cast<uint32_t>(tile >> 40 & 0xfffff);
   const auto r = static_cast<uint32_t>(row);
   if (tile >> 60 == 0) throw std::runtime_error("an fp8 tile has spans of 64 bytes");

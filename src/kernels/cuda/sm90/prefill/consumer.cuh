@@ -167,8 +167,7 @@ class ConsumerWarpgroup {
     int32_t unmasked_end = begin;
     if (!always_masks(context)) {
       unmasked_begin = max(begin, (context.visible.all_begin + kBlockN - 1) / kBlockN);
-      unmasked_end =
-          max(begin, (kVariant == Variant::kAlibi ? context.unmasked_end : context.visible.all_end) / kBlockN);
+      unmasked_end = max(begin, Self::unmasked_end(context) / kBlockN);
     }
 #pragma unroll 1
     for (int32_t until = unmasked_end;; until = begin) {
@@ -301,6 +300,10 @@ class ConsumerWarpgroup {
   __device__ __forceinline__ static bool is_edge(const TileContext& context, int32_t first) {
     return needs_mask(context.visible, first, kBlockN);
   }
+  /// The token at which unmasked tiles end.
+  __device__ __forceinline__ static int32_t unmasked_end(const TileContext& context) {
+    return kVariant == Variant::kAlibi ? context.unmasked_end : context.visible.all_end;
+  }
   /// Whether all KV tiles take the path of masked ones.
   __device__ __forceinline__ static bool always_masks(const TileContext& context) {
     if constexpr (kVariant == Variant::kAny) return true;
@@ -411,13 +414,16 @@ class ConsumerWarpgroup {
     }
   }
 
-  /// Scores of rows with a negative scale change their sign. Where the scale is next to nothing, 0 or NaN, they are
-  /// scaled here.
+  /// What scores are multiplied by before a positive scale (see begin_tile). A scale that is next to nothing, 0 or NaN
+  /// is that itself.
+  __device__ __forceinline__ static float sign_of_scale(float scale) {
+    return scale >= kMinScale ? 1.0f : (scale <= -kMinScale ? -1.0f : scale);
+  }
+  /// Scores of rows with a negative scale change their sign.
   __device__ __forceinline__ void negate_scores(const RowInfo& rows, float (&s)[kScores]) const {
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
-      const float scale = rows.scale[first_row_ + 8 * h];
-      const float by = scale >= kMinScale ? 1.0f : (scale <= -kMinScale ? -1.0f : scale);
+      const float by = sign_of_scale(rows.scale[first_row_ + 8 * h]);
 #pragma unroll
       for (int32_t i = 0; i < kScores; i += 4) {
         s[i + 2 * h] = __fmul_rn(s[i + 2 * h], by);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "kernels/cuda/common/numeric_conversion.cuh"
 #include "kernels/cuda/sm90/prefill/consumer.cuh"
 #include "ptx/wgmma.cuh"
 
@@ -56,11 +57,14 @@ __device__ __forceinline__ void clear_nonfinite_fp8(uint32_t tile, int32_t threa
   }
 }
 
-/// The largest p is 2^kFp8PExponentBias: what is at least 2^-18 of it is not 0 in e4m3.
-constexpr float kFp8PExponentBias = 8.0f;
+/// The largest p is 2^kFp8PExponentBias when row_max is found, and more than half of that when it has been raised.
+constexpr int32_t kFp8PExponentBias = 6;
+/// The largest sum of four p that leaves row_max as it is: none of the four is beyond e4m3.
+constexpr float kMaxSumOfFour = 448.0f;
 
 /// O is accumulated over tiles by float32 instructions. FP8 MMA keeps 13 bits of a sum, and would lose a little more
-/// with every tile.
+/// with every tile. Rescaling is lazy, as in ConsumerWarpgroup, though e4m3 has little room for it: row_max is found in
+/// the first tile that a row sees, and raised by a power of two where p would leave that room.
 class Fp8MmaConsumerWarpgroup : public ConsumerWarpgroup<__half, kFp8MmaDims.qk, kFp8MmaDims.v, Variant::kPlain> {
   using Base = ConsumerWarpgroup<__half, kFp8MmaDims.qk, kFp8MmaDims.v, Variant::kPlain>;
   friend Base;
@@ -73,7 +77,11 @@ class Fp8MmaConsumerWarpgroup : public ConsumerWarpgroup<__half, kFp8MmaDims.qk,
  private:
   struct MainloopState : MainloopPosition {
     uint32_t p[kScores / 4] = {};
-    float factor[2] = {};  ///< rescales O without this tile
+  };
+  /// Of a lane's p of one tile.
+  struct TileSums {
+    float row[2];
+    float most_of_four[2];  ///< the largest sum of four
   };
 
   /// As in ConsumerWarpgroup.
@@ -89,10 +97,12 @@ class Fp8MmaConsumerWarpgroup : public ConsumerWarpgroup<__half, kFp8MmaDims.qk,
     gemm0(loop.q, k_stage, s);
     ptx::wgmma_wait<0>(s);
     consumer_release(k_pipeline_, k_stage, lane_);
-    float base[2];
     mask<true>(loop, s);
-    update_row_max(s, loop.factor, base);
-    exponentiate(s, base, loop.factor);
+    find_row_max(s);
+    TileSums sums;
+    exponentiate<0, kScores>(s, sums);
+    softmax_.row_sum[0] = sums.row[0];
+    softmax_.row_sum[1] = sums.row[1];
     pack_p(s, loop.p);
   }
 
@@ -110,17 +120,21 @@ class Fp8MmaConsumerWarpgroup : public ConsumerWarpgroup<__half, kFp8MmaDims.qk,
     ptx::named_barrier_sync(kConsumerWarpgroupBarrier + warpgroup_, kWarpgroupThreads);
     ptx::wgmma_wait<0>(s);
     consumer_release(v_pipeline_, v_stage, lane_);
-    accumulate<0>(loop.factor, s);
+    accumulate<0>(s);
     return end;
   }
 
+  /// Every row has seen a token, and has its row_max, before the first unmasked tile.
+  __device__ __forceinline__ static int32_t unmasked_end(const TileContext& context) {
+    return context.visible.all_end - 1;
+  }
+
   /// GEMM0 and softmax of the next KV tile; GEMM1 of the one before overlaps it. Half of the components are multiplied
-  /// until the maximum is known, the others during exponentiation, so that a tile's output takes half of the registers.
+  /// until the first p are computed, the others meanwhile, so that a tile's output takes half of the registers. Scores
+  /// are not kept: K stays in its stage until row_max is known to stay.
   template <bool Masked>
   __device__ __forceinline__ void step(MainloopState& loop) {
     float s[kScores];
-    float factor[2];
-    float base[2];
     const uint32_t k_stage = consumer_wait(k_pipeline_, fp8_k_state_);
     if constexpr (Masked) {
       if (loop.edge) [[unlikely]]
@@ -139,19 +153,27 @@ class Fp8MmaConsumerWarpgroup : public ConsumerWarpgroup<__half, kFp8MmaDims.qk,
     gemm1(v_stage, 0, loop.p, tile_o);
     ptx::named_barrier_arrive(kPingPongBarrier + 1 - warpgroup_, kConsumerWarpgroups * kWarpgroupThreads);
     ptx::wgmma_wait<1>(s);
-    consumer_release(k_pipeline_, k_stage, lane_);
     mask<Masked>(loop, s);
-    update_row_max(s, factor, base);
+    if constexpr (Masked) find_row_max(s);
+    constexpr int32_t kEarly = kScores / 4;  // p computed while GEMM1 multiplies the first half of the components
+    TileSums sums;
+    exponentiate<0, kEarly>(s, sums);
+    ptx::order_wait_after(sums.row[0], memory_);
     ptx::wgmma_wait<0>(tile_o);
-    accumulate<0>(loop.factor, tile_o);
+    accumulate<0>(tile_o);
     gemm1(v_stage, kHalf, loop.p, tile_o);
-    exponentiate(s, base, factor);
+    exponentiate<kEarly, kScores>(s, sums);
     ptx::wgmma_wait<0>(tile_o);
     consumer_release(v_pipeline_, v_stage, lane_);
-    accumulate<kHalf>(loop.factor, tile_o);
-    loop.factor[0] = factor[0];
-    loop.factor[1] = factor[1];
+    accumulate<kHalf>(tile_o);
     pack_p(s, loop.p);
+    if (__any_sync(kAllLanes, fmaxf(sums.most_of_four[0], sums.most_of_four[1]) > kMaxSumOfFour)) [[unlikely]] {
+      raise_row_max(loop, k_stage, s, sums);
+      pack_p(s, loop.p);
+    }
+    consumer_release(k_pipeline_, k_stage, lane_);
+    softmax_.row_sum[0] = __fadd_rn(softmax_.row_sum[0], sums.row[0]);
+    softmax_.row_sum[1] = __fadd_rn(softmax_.row_sum[1], sums.row[1]);
   }
 
   template <bool Masked>
@@ -162,46 +184,134 @@ class Fp8MmaConsumerWarpgroup : public ConsumerWarpgroup<__half, kFp8MmaDims.qk,
     }
   }
 
-  /// Updates row_max with a tile's scores. `base`: what is subtracted from logits. Both rows are computed side by side:
-  /// one alone leaves a warp too little to do between dependent instructions.
-  __device__ __forceinline__ void update_row_max(const float (&s)[kScores], float (&factor)[2], float (&base)[2]) {
-    float most[8];
+  /// The largest of a row's scores or p in a tile.
+  __device__ __forceinline__ static float largest(const float (&s)[kScores], int32_t h) {
+    float most = s[2 * h];
 #pragma unroll
-    for (int32_t i = 0; i < 8; ++i) most[i] = s[i];
-#pragma unroll
-    for (int32_t i = 8; i < kScores; ++i) most[i % 8] = fmaxf(most[i % 8], s[i]);
-    float max[2];
-#pragma unroll
-    for (int32_t h = 0; h < 2; ++h) {
-      max[h] = fmaxf(fmaxf(most[2 * h], most[2 * h + 1]), fmaxf(most[2 * h + 4], most[2 * h + 5]));
-    }
-#pragma unroll
-    for (int32_t lanes = 1; lanes <= 2; lanes *= 2) {
-#pragma unroll
-      for (int32_t h = 0; h < 2; ++h) max[h] = fmaxf(max[h], __shfl_xor_sync(kAllLanes, max[h], lanes));
-    }
+    for (int32_t i = 0; i < kScores; i += 4) most = fmaxf(most, fmaxf(s[i + 2 * h], s[i + 2 * h + 1]));
+    most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
+    return fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
+  }
+  __device__ __forceinline__ float row_max_of(float score, int32_t h) const {
+    return __fmaf_rn(score, softmax_.scale[h], -static_cast<float>(kFp8PExponentBias));
+  }
+
+  /// Finds row_max of rows that have seen no token before this tile.
+  __device__ __forceinline__ void find_row_max(const float (&s)[kScores]) {
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
-      const float row_max = fmaxf(softmax_.row_max[h], __fmaf_rn(max[h], softmax_.scale[h], -kFp8PExponentBias));
-      base[h] = row_max == -INFINITY ? 0.0f : row_max;
-      factor[h] = ptx::ex2_approx(__fadd_rn(softmax_.row_max[h], -base[h]));
-      softmax_.row_max[h] = row_max;
+      const float row_max = row_max_of(largest(s, h), h);
+      if (softmax_.row_max[h] == -INFINITY) softmax_.row_max[h] = row_max;
     }
   }
 
-  /// Replaces scores by p, and updates row_sum.
-  __device__ __forceinline__ void exponentiate(float (&s)[kScores], const float (&base)[2], const float (&factor)[2]) {
-    float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  /// Replaces scores [First, End) by p, and adds them up.
+  template <int32_t First, int32_t End>
+  __device__ __forceinline__ void exponentiate(float (&s)[kScores], TileSums& sums) const {
+    float base[2];
 #pragma unroll
-    for (int32_t i = 0; i < kScores; ++i) {
-      const int32_t h = i / 2 % 2;
-      s[i] = ptx::ex2_approx(__fmaf_rn(s[i], softmax_.scale[h], -base[h]));
-      sums[i % 4] = __fadd_rn(sums[i % 4], s[i]);
+    for (int32_t h = 0; h < 2; ++h) base[h] = softmax_.row_max[h] == -INFINITY ? 0.0f : softmax_.row_max[h];
+#pragma unroll
+    for (int32_t i = First; i < End; i += 8) {
+#pragma unroll
+      for (int32_t j = i; j < i + 8; ++j) {
+        s[j] = ptx::ex2_approx(__fmaf_rn(s[j], softmax_.scale[j / 2 % 2], -base[j / 2 % 2]));
+      }
+      add_up(s, i, sums);
     }
+  }
+
+  /// Adds p of eight scores from `i` on: four of each row.
+  __device__ __forceinline__ static void add_up(const float (&s)[kScores], int32_t i, TileSums& sums) {
 #pragma unroll
     for (int32_t h = 0; h < 2; ++h) {
-      softmax_.row_sum[h] = __fmaf_rn(softmax_.row_sum[h], factor[h], __fadd_rn(sums[2 * h], sums[2 * h + 1]));
+      const float* const p = s + i + 2 * h;
+      const float four = __fadd_rn(__fadd_rn(p[0], p[1]), __fadd_rn(p[4], p[5]));
+      sums.row[h] = i == 0 ? four : __fadd_rn(sums.row[h], four);
+      sums.most_of_four[h] = i == 0 ? four : fmaxf(sums.most_of_four[h], four);
     }
+  }
+
+  /// Raises row_max of rows with a p that may be beyond e4m3. Their p, row_sum and O are scaled by a power of two.
+  /// Where even float32 has no such p, they are computed from new scores.
+  __device__ __forceinline__ void raise_row_max(const MainloopState& loop, uint32_t k_stage, float (&s)[kScores],
+                                                TileSums& sums) {
+    float factor[2] = {1.0f, 1.0f};  // of O
+    bool beyond[2] = {false, false};
+#pragma unroll
+    for (int32_t h = 0; h < 2; ++h) {
+      float most = sums.most_of_four[h];
+      most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
+      const float p = largest(s, h);
+      const bool raises = most > kMaxSumOfFour;
+      beyond[h] = raises && p == INFINITY;
+      if (!raises || beyond[h]) continue;
+      const int32_t by = static_cast<int32_t>(__float_as_uint(p) >> 23) - 126 - kFp8PExponentBias;
+      factor[h] = __uint_as_float(static_cast<uint32_t>(127 - by) << 23);  // 2^-by
+      softmax_.row_max[h] = __fadd_rn(softmax_.row_max[h], static_cast<float>(by));
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kScores; ++i) s[i] = __fmul_rn(s[i], factor[i / 2 % 2]);
+    if (__any_sync(kAllLanes, beyond[0] || beyond[1])) [[unlikely]] {
+      compute_scores(loop, k_stage, beyond, s);
+#pragma unroll
+      for (int32_t h = 0; h < 2; ++h) {
+        const float row_max = row_max_of(largest(s, h), h);
+        if (!beyond[h]) continue;
+        factor[h] = ptx::ex2_approx(__fadd_rn(softmax_.row_max[h], -row_max));
+        softmax_.row_max[h] = row_max;
+#pragma unroll
+        for (int32_t i = 2 * h; i < kScores; i += i % 2 == 0 ? 1 : 3) {
+          s[i] = ptx::ex2_approx(__fmaf_rn(s[i], softmax_.scale[h], -row_max));
+        }
+      }
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kScores; i += 8) add_up(s, i, sums);
+#pragma unroll
+    for (int32_t i = 0; i < kOutputs; ++i) o_[i] = __fmul_rn(o_[i], factor[i / 2 % 2]);
+#pragma unroll
+    for (int32_t h = 0; h < 2; ++h) softmax_.row_sum[h] = __fmul_rn(softmax_.row_sum[h], factor[h]);
+  }
+
+  /// Replaces p of `rows` by their scores, masked. Slow, and next to never needed: a warp alone has no MMAs.
+  __device__ __forceinline__ void compute_scores(const MainloopState& loop, uint32_t k_stage, const bool (&rows)[2],
+                                                 float (&s)[kScores]) const {
+    struct {
+      float x[kScores];
+    } local;
+#pragma unroll
+    for (int32_t i = 0; i < kScores; ++i) local.x[i] = s[i];
+    auto* out = &local;
+    asm volatile("" : "+l"(out)::"memory");  // in local memory
+    const uint32_t q_tile = ptx::address_of_desc(loop.q);
+    const uint32_t k_tile = memory_ + k_stage * kFp8TileBytes;
+#pragma unroll 1
+    for (int32_t i = 0; i < kScores; ++i) {
+      if (!rows[i / 2 % 2]) continue;
+      const int32_t row = first_row_ + i / 2 % 2 * 8;
+      const int32_t column = i / 4 * 8 + lane_ % 4 * 2 + i % 2;
+      float sum = 0.0f;
+#pragma unroll 1
+      for (int32_t at = 0; at < kFp8RowBytes; at += 4) {
+        const auto offset = [at](int32_t tile_row) {
+          return static_cast<uint32_t>(fp8_tile_offset(tile_row, at / 16) + at % 16);
+        };
+        float of_q[4];
+        float of_k[4];
+        narrow::e4m3_to_floats(ptx::ld_shared_4(q_tile + offset(row % kWarpgroupRows)), of_q);
+        narrow::e4m3_to_floats(ptx::ld_shared_4(k_tile + offset(column)), of_k);
+#pragma unroll
+        for (int32_t j = 0; j < 4; ++j) sum = __fmaf_rn(of_q[j], of_k[j], sum);
+      }
+      out->x[i] = is_visible(params_.attention, loop.rows, row, loop.first + column)
+                      ? __fmul_rn(sum, sign_of_scale(loop.rows.scale[row]))
+                      : -INFINITY;
+    }
+    asm volatile("" ::: "memory");
+#pragma unroll
+    for (int32_t i = 0; i < kScores; ++i) s[i] = out->x[i];
   }
 
   /// p as GEMM1 takes it.
@@ -215,9 +325,9 @@ class Fp8MmaConsumerWarpgroup : public ConsumerWarpgroup<__half, kFp8MmaDims.qk,
 
   /// Adds a tile's output, components from First on, to O.
   template <int32_t First, int32_t Count>
-  __device__ __forceinline__ void accumulate(const float (&factor)[2], const float (&tile_o)[Count]) {
+  __device__ __forceinline__ void accumulate(const float (&tile_o)[Count]) {
 #pragma unroll
-    for (int32_t i = 0; i < Count; ++i) o_[First + i] = __fmaf_rn(o_[First + i], factor[i / 2 % 2], tile_o[i]);
+    for (int32_t i = 0; i < Count; ++i) o_[First + i] = __fadd_rn(o_[First + i], tile_o[i]);
   }
 
   /// See ConsumerWarpgroup::isolate_nonfinite.
