@@ -45,7 +45,7 @@ void bind_options(nb::module_& m) {
       field("bounds", &P::bounds,
             "GraphBounds or None; given: plan refuses larger batches, and a GPU's op is capturable"),
       field("force_kernel", &P::force_kernel, "the kernel that runs, by name, or prepare fails; empty: the cheapest"),
-      field("num_workers", &P::num_workers, "work lists to plan for; 0: the context's concurrency"),
+      field("num_workers", &P::num_workers, "workers to plan for; 0: the context's concurrency"),
       field("allow_fp8_mma", &P::allow_fp8_mma, "a permission, speed before accuracy: fp8 may be multiplied as it is"),
       field("max_kv_splits", &P::max_kv_splits, "most KV splits of a query; 0: as many as the work needs"))
       .bind(m);
@@ -69,8 +69,8 @@ void bind_answers(nb::module_& m) {
                     field("index", &Device::index, "the CUDA ordinal; 0 for the CPU"))
       .bind_answer(m);
   using P = PlanSummary;
-  fields_of<P>("PlanSummary", "What a plan holds. Its fields:", field("num_workers", &P::num_workers, "work lists"),
-               field("num_work_tiles", &P::num_work_tiles, "tiles of work in them"),
+  fields_of<P>("PlanSummary", "What a plan holds. Its fields:", field("num_workers", &P::num_workers, "workers"),
+               field("num_work_tiles", &P::num_work_tiles, "work tiles of all of them"),
                field("num_partial_rows", &P::num_partial_rows, "rows of partial results, of split requests"),
                field("num_combine_tiles", &P::num_combine_tiles, "tiles that put partial results together"),
                field("kv_tokens_read", &P::kv_tokens_read, "tokens of KV read, per KV head"),

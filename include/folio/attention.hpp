@@ -77,8 +77,8 @@ class FOLIO_API AttentionPlan {
 
 /// What a plan holds, for benchmarks, tests and curious engineers. O(work tiles).
 struct PlanSummary {
-  int32_t num_workers = 0;        ///< work lists
-  int32_t num_work_tiles = 0;     ///< over all lists
+  int32_t num_workers = 0;
+  int32_t num_work_tiles = 0;     ///< of all workers
   int32_t num_partial_rows = 0;   ///< packed rows of splits, which are combined afterwards; 0 = nothing was split
   int32_t num_combine_tiles = 0;  ///< row ranges whose splits are combined
   int64_t kv_tokens_read = 0;     ///< of one KV head, over all work tiles: what is shared counts once per row tile

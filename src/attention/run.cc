@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <vector>
 
@@ -30,6 +32,7 @@ void run_on_cpu(const detail::PlanBufferState& state, const AttentionArgs& args,
   const detail::OpState& op = *state.op;
   const detail::Pass& pass = op.passes.front();
   const scheduler::PlanView& plan = state.view();
+  std::atomic<int32_t> next_work_tile{0};
   Launch launch{pass.cpu_kernel, {}};
   launch.params.config = &op.config;
   launch.params.args = &args;
@@ -41,7 +44,8 @@ void run_on_cpu(const detail::PlanBufferState& state, const AttentionArgs& args,
   launch.params.partial_row_sum = reinterpret_cast<float*>(workspace + layout.partial_row_sum);
   launch.params.scratch = workspace + layout.scratch;
   launch.params.scratch_stride = op.scratch_stride;
-  op.context.parallel_for(plan.num_workers, worker_body, &launch);
+  launch.params.next_work_tile = &next_work_tile;
+  op.context.parallel_for(std::min(plan.num_workers, plan.num_dynamic_tiles), worker_body, &launch);
   if (plan.num_combine_tiles > 0) op.context.parallel_for(plan.num_combine_tiles, combine_body, &launch);
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -23,6 +24,8 @@ struct AttentionParams {
   float* partial_row_sum = nullptr;  ///< [partial rows]: sum of exponentials relative to row_max
   std::byte* scratch = nullptr;      ///< [num_workers, scratch_stride], 64-byte aligned
   size_t scratch_stride = 0;
+  /// The first work tile that no worker has claimed; 0 when a run begins.
+  std::atomic<int32_t>* next_work_tile = nullptr;
 };
 
 /// What a CPU attention kernel offers. One per (algorithm, instruction set); listed in inventory.cc.
@@ -32,10 +35,11 @@ struct AttentionKernel {
   std::string (*unavailable)(const platform::CpuFeatures& features);
   /// Empty if it takes the configuration (dtypes resolved), else why not: what was given and what it takes.
   std::string (*refusal)(const AttentionConfig& config);
+  /// With Schedule::kDynamic.
   scheduler::TileShape (*tile)(const AttentionConfig& config);
   /// Scratch bytes of one worker.
   size_t (*scratch_bytes)(const AttentionConfig& config, const scheduler::TileShape& tile);
-  /// Runs one worker's work tiles in order. Different workers may run at once.
+  /// Runs the work tiles that a worker claims, until none is left. Different workers may run at once.
   void (*run_worker)(const AttentionParams& params, int32_t worker) noexcept;
   /// Combines the partials of one combine tile (split-KV); after all workers are done.
   void (*run_combine)(const AttentionParams& params, int32_t combine_tile) noexcept;

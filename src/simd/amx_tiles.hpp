@@ -50,6 +50,12 @@ struct AmxTiles {
     __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kTile) : "memory");
   }
 
+  /// TILELOADDT1: the same, for lines that should not push others out of the L1.
+  template <int kTile>
+  __attribute__((always_inline)) static inline void load_streaming(const void* from, int64_t stride) {
+    __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kTile) : "memory");
+  }
+
   template <int kTile>
   __attribute__((always_inline)) static inline void store(void* to, int64_t stride) {
     __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(kTile) : "memory");

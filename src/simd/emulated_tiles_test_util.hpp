@@ -33,6 +33,10 @@ class EmulatedTiles {
     }
   }
   template <int kTile>
+  static void load_streaming(const void* from, int64_t stride) {
+    load<kTile>(from, stride);
+  }
+  template <int kTile>
   static void store(void* to, int64_t stride) {
     for (int row = 0; row < kRows; ++row) {
       std::memcpy(static_cast<unsigned char*>(to) + row * stride, tiles()[kTile].bytes[row], kRowBytes);

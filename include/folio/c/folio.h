@@ -266,7 +266,7 @@ typedef struct folio_attention_config {
 
 typedef struct folio_prepare_options {
   uint32_t struct_size;
-  int32_t num_workers;      /* work lists to plan for; 0 = the executor's concurrency (CPU), the grid (GPU) */
+  int32_t num_workers;      /* workers to plan for; 0 = the executor's concurrency (CPU), the grid (GPU) */
   const char* force_kernel; /* NULL or "": the cheapest that can; else this one runs, or preparing fails */
   int32_t has_bounds;       /* not 0: the bounds below hold for every batch; larger ones are refused */
   int32_t max_requests;

@@ -98,7 +98,7 @@ struct PrepareOptions {
   std::optional<GraphBounds>
       bounds;                ///< given: larger batches are refused by `plan`; on a GPU the op is graph-capturable
   std::string force_kernel;  ///< a kernel's name: it runs or `prepare` fails. Empty: the cheapest that can
-  int32_t num_workers = 0;   ///< work lists to plan for; 0 = the executor's concurrency (CPU), the grid (GPU)
+  int32_t num_workers = 0;   ///< workers to plan for; 0 = the executor's concurrency (CPU), the grid (GPU)
   /// A permission, for speed before accuracy: a kernel may multiply fp8 q by fp8 k, and p by fp8 v, with FP8 MMA, which
   /// does not dequantize them. AttentionOp::fp8_mma says whether the op does; other ops compute as without it.
   /// FP8 MMA keeps 13 bits below the largest of 32 terms and their accumulator. A logit errs by up to 34 * 2^-13 of the

@@ -2,7 +2,7 @@
 
 #include "kernels/cpu/amx/kv_pipeline.hpp"
 
-/// GEMM0 (S^T = K Q^T), GEMM1 (O += P V), and both in small steps beside another tile's softmax.
+/// GEMM0 (S^T = K Q^T), GEMM1 (O += P V), and GEMM0 in small steps beside another tile's softmax.
 ///
 /// GEMM0 is transposed: K as stored is the left operand, packed Q the right one. So a token's scores stand side by
 /// side, a row in each lane. In GEMM1, P is the left operand, and V in pairs of tokens (VNNI layout, as packed pages
@@ -49,13 +49,13 @@ FOLIO_INLINE void gemm_qk(const unsigned char* q, int32_t qk_steps, const TileOp
       Tiles::template zero<2>();
       Tiles::template zero<3>();
       for (int32_t i = 0; i < qk_steps; ++i) {
-        Tiles::template load<4>(k[g].at + i * kTileRowBytes, k[g].stride);
+        Tiles::template load_streaming<4>(k[g].at + i * kTileRowBytes, k[g].stride);
         Tiles::template load<6>(q + i * kTileBytes, kTileRowBytes);
         Tiles::template multiply_add<0, 4, 6>();
         Tiles::template load<7>(other_q + i * kTileBytes, kTileRowBytes);
         Tiles::template multiply_add<1, 4, 7>();
         pipeline.at_mma();
-        Tiles::template load<5>(k[g + 1].at + i * kTileRowBytes, k[g + 1].stride);
+        Tiles::template load_streaming<5>(k[g + 1].at + i * kTileRowBytes, k[g + 1].stride);
         Tiles::template multiply_add<2, 5, 6>();
         Tiles::template multiply_add<3, 5, 7>();
         pipeline.at_mma();
@@ -99,7 +99,12 @@ template <class Tiles, int kRowBlocks, int kDims, int kDim, class Pipeline>
 FOLIO_INLINE void mma_dim_tiles(const unsigned char* values, int64_t stride, Pipeline& pipeline) {
   if constexpr (kDim < kDims) {
     constexpr int kValues = 6 + kDim % 2;
-    Tiles::template load<kValues>(values + kDim * kTileRowBytes, stride);
+    const unsigned char* const from = values + kDim * kTileRowBytes;
+    if constexpr (kRowBlocks == 2) {
+      Tiles::template load_streaming<kValues>(from, stride);
+    } else {
+      Tiles::template load<kValues>(from, stride);
+    }
     Tiles::template multiply_add<kDim, 4, kValues>();
     if constexpr (kRowBlocks == 2) Tiles::template multiply_add<kDims + kDim, 5, kValues>();
     pipeline.at_mma();
@@ -157,14 +162,14 @@ static inline void add_non_finite(const WorkTileParams& work, int32_t r, int32_t
   }
 }
 
-/// GEMM1 of all pending KV tiles, for the row blocks from row `r` on and the dimension tiles from `d` on (those before
-/// are done). Clears `pending`.
+/// GEMM1 of all pending KV tiles, for the row blocks from row `r` on. Clears `pending`.
 template <class Tiles, int kRowBlocks, class Pipeline>
-static void gemm_pv(const WorkTileParams& work, int32_t r, int32_t d, PendingPv& pending, Pipeline& pipeline) {
+static void gemm_pv(const WorkTileParams& work, int32_t r, PendingPv& pending, Pipeline& pipeline) {
   if (pending.count == 0) return;
   float* const acc = work.state.acc + r * work.v_stride;
   const int32_t dims = work.v_stride / kDimTile;
   constexpr int kAtOnce = 4 / kRowBlocks;
+  int32_t d = 0;
   for (; d + kAtOnce <= dims; d += kAtOnce)
     pv_dim_tiles<Tiles, kRowBlocks, kAtOnce>(acc, work.v_stride, d, pending, pipeline);
   for (; d < dims; ++d) pv_dim_tiles<Tiles, kRowBlocks, 1>(acc, work.v_stride, d, pending, pipeline);
@@ -185,15 +190,15 @@ FOLIO_INLINE void rescale_acc_rows(const WorkTileParams& work, int32_t r, __mmas
   }
 }
 
-/// GEMM0 of the next KV tile, then GEMM1 of the last one, for a pair of row blocks, in steps of two MMAs. The steps
-/// stand between the vector instructions of another tile's softmax. So the tile unit and the vector units work at the
-/// same time, which out-of-order execution, over some hundred instructions, would not reach.
+/// GEMM0 of the next KV tile for a pair of row blocks, in steps of two MMAs. The steps stand between the vector
+/// instructions of another tile's softmax. So the tile unit and the vector units work at the same time, which
+/// out-of-order execution, over some hundred instructions, would not reach.
 template <class Tiles>
 class GemmOverlap {
  public:
-  /// Adds GEMM0 of `operands`, with the results of gemm_qk.
-  FOLIO_INLINE_MEMBER void begin_qk(const unsigned char* q, int32_t qk_steps, const TileOperands& operands,
-                                    float* scores) {
+  /// Begins GEMM0 of `operands`, with the results of gemm_qk.
+  FOLIO_INLINE_MEMBER void begin(const unsigned char* q, int32_t qk_steps, const TileOperands& operands,
+                                 float* scores) {
     q_ = q;
     qk_steps_ = qk_steps;
     keys_ = operands.keys;
@@ -203,42 +208,18 @@ class GemmOverlap {
     second_half_ = false;
   }
 
-  /// Adds GEMM1 of `operands`, with the results of gemm_pv, for whole pairs of dimension tiles.
-  FOLIO_INLINE_MEMBER void begin_pv(float* acc, int32_t v_stride, const TileOperands& operands, const uint16_t* p) {
-    acc_ = acc;
-    acc_stride_ = int64_t{v_stride} * 4;
-    v_stride_ = v_stride;
-    p_ = p;
-    values_ = operands.values;
-    last_half_ = operands.values[1].at != nullptr ? 1 : 0;
-    first_half_ = operands.values[0].at != nullptr ? 0 : 1;
-    half_ = first_half_;
-    dims_left_ = v_stride / kDimTile / 2;
-    dim_ = 0;
-    right_column_ = false;
-  }
-
-  FOLIO_INLINE_MEMBER bool done() const { return groups_left_ == 0 && dims_left_ == 0; }
   FOLIO_INLINE_MEMBER void drain() {
-    while (!done()) issue();
+    while (groups_left_ != 0) issue();
   }
 
   /// Called with every pair of tokens; every second call issues a step.
   FOLIO_INLINE_MEMBER void at_softmax_step() {
     odd_step_ ^= 1;
-    if (odd_step_ == 0) issue();
+    if (odd_step_ == 0 && groups_left_ != 0) issue();
   }
 
  private:
   FOLIO_INLINE_MEMBER void issue() {
-    if (groups_left_ != 0) {
-      issue_qk();
-    } else if (dims_left_ != 0) {
-      issue_pv();
-    }
-  }
-
-  FOLIO_INLINE_MEMBER void issue_qk() {
     const int64_t at = qk_step_ * kTileRowBytes;
     if (!second_half_) {
       if (qk_step_ == 0) {
@@ -247,7 +228,7 @@ class GemmOverlap {
         Tiles::template zero<2>();
         Tiles::template zero<3>();
       }
-      Tiles::template load<4>(keys_[0].at + at, keys_[0].stride);
+      Tiles::template load_streaming<4>(keys_[0].at + at, keys_[0].stride);
       Tiles::template load<6>(q_ + qk_step_ * kTileBytes, kTileRowBytes);
       Tiles::template multiply_add<0, 4, 6>();
       Tiles::template load<7>(q_ + (qk_steps_ + qk_step_) * kTileBytes, kTileRowBytes);
@@ -255,7 +236,7 @@ class GemmOverlap {
       second_half_ = true;
       return;
     }
-    Tiles::template load<5>(keys_[1].at + at, keys_[1].stride);
+    Tiles::template load_streaming<5>(keys_[1].at + at, keys_[1].stride);
     Tiles::template multiply_add<2, 5, 6>();
     Tiles::template multiply_add<3, 5, 7>();
     second_half_ = false;
@@ -272,41 +253,6 @@ class GemmOverlap {
     qk_step_ = 0;
   }
 
-  FOLIO_INLINE_MEMBER void issue_pv() {
-    const TileSource& values = values_[half_];
-    float* const acc_tile = acc_ + dim_;
-    float* const other_acc = acc_tile + kRowBlock * v_stride_;
-    const unsigned char* const from = values.at + dim_ * 2 * kBf16Bytes;
-    if (!right_column_) {
-      if (half_ == first_half_) {
-        Tiles::template load<0>(acc_tile, acc_stride_);
-        Tiles::template load<1>(acc_tile + kDimTile, acc_stride_);
-        Tiles::template load<2>(other_acc, acc_stride_);
-        Tiles::template load<3>(other_acc + kDimTile, acc_stride_);
-      }
-      const uint16_t* const p = p_ + half_ * kHalfP;
-      Tiles::template load<4>(p, kTileRowBytes);
-      Tiles::template load<6>(from, values.stride);
-      Tiles::template multiply_add<0, 4, 6>();
-      Tiles::template load<5>(p + kRowBlockP, kTileRowBytes);
-      Tiles::template multiply_add<2, 5, 6>();
-      right_column_ = true;
-      return;
-    }
-    Tiles::template load<7>(from + kTileRowBytes, values.stride);
-    Tiles::template multiply_add<1, 4, 7>();
-    Tiles::template multiply_add<3, 5, 7>();
-    right_column_ = false;
-    if (++half_ <= last_half_) return;
-    Tiles::template store<0>(acc_tile, acc_stride_);
-    Tiles::template store<1>(acc_tile + kDimTile, acc_stride_);
-    Tiles::template store<2>(other_acc, acc_stride_);
-    Tiles::template store<3>(other_acc + kDimTile, acc_stride_);
-    half_ = first_half_;
-    dim_ += 2 * kDimTile;
-    --dims_left_;
-  }
-
   const unsigned char* q_ = nullptr;
   const TileSource* keys_ = nullptr;
   float* scores_ = nullptr;
@@ -314,18 +260,6 @@ class GemmOverlap {
   int32_t groups_left_ = 0;
   int32_t qk_step_ = 0;
   bool second_half_ = false;
-
-  float* acc_ = nullptr;
-  const uint16_t* p_ = nullptr;
-  const TileSource* values_ = nullptr;
-  int64_t acc_stride_ = 0;
-  int32_t v_stride_ = 0;
-  int32_t dims_left_ = 0;
-  int32_t dim_ = 0;
-  int32_t first_half_ = 0;
-  int32_t last_half_ = 0;
-  int32_t half_ = 0;
-  bool right_column_ = false;
   uint32_t odd_step_ = 0;
 };
 

@@ -44,7 +44,10 @@ bool is_faster(const platform::CpuFeatures&, const AttentionConfig& config) {
 }
 
 scheduler::TileShape tile(const AttentionConfig&) {
-  return {.rows = kTileRows, .kv_tokens = cpu::kTileTokens};
+  return {.rows = kTileRows,
+          .kv_tokens = cpu::kTileTokens,
+          .schedule = scheduler::Schedule::kDynamic,
+          .order = scheduler::TileOrder::kLpt};
 }
 
 size_t scratch_bytes(const AttentionConfig& config, const scheduler::TileShape& shape) {

@@ -32,8 +32,8 @@
 ///     up to 16 rows fp8 Fp8Pipeline: 2 stages of 8 KB, 64 tokens x 64 dims in bfloat16
 ///                       chunk   0 1 2 3 ...  (K chunks, V chunks, next tile's K chunks)
 ///                       stage   0 1 0 1 ...  MMAs consume one, the producer dequantizes into the other
-///     more rows         GemmOverlap (gemm.hpp): softmax of tile i beside GEMM0 of tile i + 1 and GEMM1 of tile i - 1;
-///                       two buffers of scores and of P
+///     more rows         GemmOverlap (gemm.hpp): softmax of tile i beside GEMM0 of tile i + 1, two buffers of scores;
+///                       GEMM1 of eight tiles at once
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 /// Work tiles of up to so many rows are bound by memory, not by arithmetic.
@@ -144,7 +144,7 @@ static void consume_row_blocks(const AmxWork& amx, const TileBatch& batch, int32
     gemm_qk<Tiles, kRowBlocks>(packed_q(amx, r), amx.qk_steps, operands, amx.scratch.scores, pipeline);
     pipeline.consumer_release_k();
     if (update_row_max<kRowBlocks>(amx, operands, r, amx.scratch.scores, blocks)) {
-      gemm_pv<Tiles, kRowBlocks>(work, r, 0, pending, pipeline);
+      gemm_pv<Tiles, kRowBlocks>(work, r, pending, pipeline);
       rescale_acc<kRowBlocks>(work, r, blocks);
     }
     uint16_t* const p = amx.scratch.p + i * 2 * kRowBlockP;
@@ -155,19 +155,17 @@ static void consume_row_blocks(const AmxWork& amx, const TileBatch& batch, int32
     pending.tiles[pending.count] = &operands;
     pending.p[pending.count++] = p;
   }
-  gemm_pv<Tiles, kRowBlocks>(work, r, 0, pending, pipeline);
+  gemm_pv<Tiles, kRowBlocks>(work, r, pending, pipeline);
 }
 
-/// One batch for a pair of row blocks from row r on. During a tile's softmax: GEMM0 of the next tile and GEMM1 of
-/// the last one. A row's numbers go through the same operations in the same order as in consume_row_blocks.
+/// The same for a pair of row blocks, but GEMM0 of the next tile is computed during a tile's softmax. A row's numbers
+/// go through the same operations in the same order.
 template <class Tiles>
 static void consume_row_block_pair(const AmxWork& amx, const TileBatch& batch, int32_t r) {
   constexpr int kRowBlocks = 2;
   constexpr int32_t kBuffer = kRowBlocks * kTileTokens * kRowBlock;
   const WorkTileParams& work = amx.work;
   const unsigned char* const q = packed_q(amx, r);
-  float* const acc = work.state.acc + int64_t{r} * work.v_stride;
-  const int32_t whole_pairs = work.v_stride / kDimTile / 2 * 2;
   NoPrefetch no_prefetch;
   RowBlockState blocks[2][kRowBlocks];
   const auto next_visible = [&](int32_t i, RowBlockState * masked) __attribute__((always_inline)) {
@@ -177,33 +175,30 @@ static void consume_row_block_pair(const AmxWork& amx, const TileBatch& batch, i
   int32_t i = next_visible(0, blocks[0]);
   if (i >= batch.count) return;
   gemm_qk<Tiles, kRowBlocks>(q, amx.qk_steps, batch.tiles[i], amx.scratch.scores, no_prefetch);
-  PendingPv pending;  // at most the last tile
+  PendingPv pending;
   for (int buffer_index = 0; i < batch.count; buffer_index ^= 1) {
     const TileOperands& operands = batch.tiles[i];
+    uint16_t* const p = amx.scratch.p + i * kRowBlocks * kRowBlockP;
     float* const scores = amx.scratch.scores + buffer_index * kBuffer;
     GemmOverlap<Tiles> overlap;
     if (update_row_max<kRowBlocks>(amx, operands, r, scores, blocks[buffer_index])) {
-      gemm_pv<Tiles, kRowBlocks>(work, r, 0, pending, no_prefetch);
+      gemm_pv<Tiles, kRowBlocks>(work, r, pending, no_prefetch);
       rescale_acc<kRowBlocks>(work, r, blocks[buffer_index]);
     }
     i = next_visible(i + 1, blocks[buffer_index ^ 1]);
     if (i < batch.count) {
-      overlap.begin_qk(q, amx.qk_steps, batch.tiles[i], amx.scratch.scores + (buffer_index ^ 1) * kBuffer);
+      overlap.begin(q, amx.qk_steps, batch.tiles[i], amx.scratch.scores + (buffer_index ^ 1) * kBuffer);
     }
-    if (pending.count > 0) overlap.begin_pv(acc, work.v_stride, *pending.tiles[0], pending.p[0]);
-    uint16_t* const p = amx.scratch.p + buffer_index * kRowBlocks * kRowBlockP;
     for (int s = 0; s < kRowBlocks; ++s) {
       exponentiate_row_block(amx, operands, blocks[buffer_index][s].mask, r + s * kRowBlock,
                              blocks[buffer_index][s].max, scores + s * kTileTokens * kRowBlock, p + s * kRowBlockP,
                              overlap);
     }
     overlap.drain();
-    gemm_pv<Tiles, kRowBlocks>(work, r, whole_pairs, pending, no_prefetch);
-    pending.tiles[0] = &operands;
-    pending.p[0] = p;
-    pending.count = 1;
+    pending.tiles[pending.count] = &operands;
+    pending.p[pending.count++] = p;
   }
-  gemm_pv<Tiles, kRowBlocks>(work, r, 0, pending, no_prefetch);
+  gemm_pv<Tiles, kRowBlocks>(work, r, pending, no_prefetch);
 }
 
 template <class Tiles>

@@ -1,6 +1,7 @@
 #include "kernels/cpu/common/attention_case_test_util.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -9,7 +10,6 @@
 
 #include "core/aligned_buffer.hpp"
 #include "folio/types/float_convert.hpp"
-#include "scheduler/deal_tiles_test_util.hpp"
 #include "testing/reference_attention.hpp"
 
 namespace folio::inline v0::kernels::testing {
@@ -245,12 +245,8 @@ AttentionCase::Result AttentionCase::run(const AttentionKernel& kernel, int32_t 
   planning.fixed_split_tokens = fixed_split_tokens;
   planning.tile_cost = kernel.tile_cost;
   planning.row_cost = kernel.row_cost;
-  if (dynamic_seed_) {
-    planning.tile.schedule = scheduler::Schedule::kDynamic;
-    planning.min_split_tokens = 32;
-  }
+  planning.min_split_tokens = 32;
   scheduler::PlanStorage storage;
-  scheduler::testing::DealtTiles dealt;
   const BatchView batch = batch_.view();
 
   Result result;
@@ -267,7 +263,6 @@ AttentionCase::Result AttentionCase::run(const AttentionKernel& kernel, int32_t 
   params.config = &config_;
   params.args = &args;
   params.plan = scheduler::make_plan(planning, batch, storage);
-  if (dynamic_seed_) scheduler::testing::deal_dynamic_tiles(params.plan, *dynamic_seed_, dealt);
   params.tile = planning.tile;
   params.group_size = config_.num_q_heads / config_.num_kv_heads;
   const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -282,7 +277,7 @@ AttentionCase::Result AttentionCase::run(const AttentionKernel& kernel, int32_t 
   core::AlignedBuffer scratch(params.scratch_stride * static_cast<size_t>(num_workers) + 1);
   std::memset(scratch.data(), kPoison, scratch.bytes());
   params.scratch = scratch.data();
-  for (int32_t w = num_workers - 1; w >= 0; --w) kernel.run_worker(params, w);
+  run_workers(kernel, params);
   for (int32_t m = params.plan.num_combine_tiles - 1; m >= 0; --m) kernel.run_combine(params, m);
 
   result.plan = params.plan;
@@ -294,6 +289,17 @@ AttentionCase::Result AttentionCase::run(const AttentionKernel& kernel, int32_t 
   }
   result.bytes = std::move(out);
   return result;
+}
+
+void AttentionCase::run_workers(const AttentionKernel& kernel, AttentionParams params) const {
+  std::mt19937 random(claims_);
+  std::atomic<int32_t> next{0};
+  params.next_work_tile = &next;
+  const int32_t all = params.plan.num_dynamic_tiles;
+  while (next < all) {
+    params.plan.num_dynamic_tiles = std::min(all, next + 1 + static_cast<int32_t>(random() % 16));
+    kernel.run_worker(params, static_cast<int32_t>(random() % static_cast<uint32_t>(params.plan.num_workers)));
+  }
 }
 
 std::vector<double> AttentionCase::mean_abs_v() {

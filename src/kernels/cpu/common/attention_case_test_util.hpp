@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -57,13 +56,13 @@ class AttentionCase {
     scheduler::PlanView plan;  ///< counts only: its arrays are gone
     DType p_dtype;             ///< the kernel's
   };
-  /// Plans and runs, one worker after the other, in workspace full of NaN. `tile_rows` 0 = the kernel's.
+  /// Plans and runs, one worker after the other, in workspace full of NaN, with KV splits of 32 tokens and more.
+  /// `tile_rows` 0 = the kernel's.
   Result run(const AttentionKernel& kernel, int32_t num_workers, int32_t tile_rows = 0,
              int32_t fixed_split_tokens = 128);
 
-  /// Later runs use the dynamic tile scheduler, with KV splits of 32 tokens and more; `seed` says which worker claims
-  /// what.
-  void use_dynamic_tiles(uint32_t seed) { dynamic_seed_ = seed; }
+  /// `seed` says which worker claims what in later runs.
+  void set_claims(uint32_t seed) { claims_ = seed; }
 
   /// Empty if `result` lies within what the error of a plain float32 computation and the rounding of P and of the
   /// output allow, and padding is untouched; else the first row at fault.
@@ -73,6 +72,8 @@ class AttentionCase {
   void fill_queries();
   void fill_segment(size_t s);
   void fill_mask();
+  /// One worker after the other claims a few work tiles, until none is left.
+  void run_workers(const AttentionKernel& kernel, AttentionParams params) const;
   /// The attention of |V|, component by component: how far the rounding of P moves an output.
   std::vector<double> mean_abs_v();
   Scale make_scale(std::vector<float>& values, int32_t rows);
@@ -84,7 +85,7 @@ class AttentionCase {
   CaseOptions options_;
   std::mt19937 random_;
   int32_t num_tokens_ = 0;
-  std::optional<uint32_t> dynamic_seed_;
+  uint32_t claims_ = 0;
   std::vector<unsigned char> q_;
   std::vector<OwnedArgs> memory_;
   std::vector<KvSegment> segments_;

@@ -4,8 +4,7 @@
 #include "kernels/cpu/common/kernel_fixture_test_util.hpp"
 #include "kernels/cpu/common/random_case_test_util.hpp"
 
-/// Plans for the dynamic tile scheduler, run by CPU kernels: each worker runs the work tiles that it would have
-/// claimed.
+/// Work tiles that workers claim, whichever of them claims which.
 namespace folio::inline v0::kernels {
 namespace {
 
@@ -23,17 +22,17 @@ TEST_P(DynamicPlansOnCpu, Output_AnyClaimOrder_MatchesReference) {
   for (int i = 0; i < folio::testing::random_cases(60); ++i) {
     const RandomCase one = testing::random_case(random);
     AttentionCase subject(one.config, one.batch, one.options, static_cast<uint32_t>(i));
-    subject.use_dynamic_tiles(static_cast<uint32_t>(i));
+    subject.set_claims(static_cast<uint32_t>(i));
     const Result first = subject.run(*GetParam(), 1 + one.num_workers, one.tile_rows);
     ASSERT_EQ(subject.compare(first), "") << "case " << i;
     merged += first.plan.num_combine_tiles > 0 ? 1 : 0;
-    subject.use_dynamic_tiles(static_cast<uint32_t>(i) + 1000);
+    subject.set_claims(static_cast<uint32_t>(i) + 1000);
     ASSERT_EQ(subject.run(*GetParam(), 1 + one.num_workers, one.tile_rows).bytes, first.bytes) << "case " << i;
   }
   EXPECT_GT(merged, folio::testing::random_cases(10));
 }
 
-TEST_P(DynamicPlansOnCpu, OutputBits_FixedSplits_EqualStaticSchedule) {
+TEST_P(DynamicPlansOnCpu, OutputBits_FixedSplits_EqualThoseOfOneWorker) {
   for (const Determinism level : {Determinism::kBatchInvariant, Determinism::kScheduleInvariant}) {
     AttentionConfig config = plain_config();
     config.determinism = level;
@@ -41,7 +40,7 @@ TEST_P(DynamicPlansOnCpu, OutputBits_FixedSplits_EqualStaticSchedule) {
     options.soft_cap = options.alibi = options.sinks = true;
     AttentionCase subject(config, paged_batch({1, 7, 1}, {1500, 700, 64}), options, 1);
     const Result fixed = subject.run(*GetParam(), 1);
-    subject.use_dynamic_tiles(5);
+    subject.set_claims(5);
     for (const int32_t workers : {1, 4, 16}) {
       const Result dynamic = subject.run(*GetParam(), workers);
       EXPECT_EQ(dynamic.plan.num_combine_tiles > 0, workers > 1);

@@ -80,7 +80,10 @@ std::string refusal(const AttentionConfig& config, bool applies_rope, bool decod
 
 /// Rows such that queries, accumulators and a converted tile stay within a megabyte of cache.
 scheduler::TileShape tile(const AttentionConfig& config) {
-  return {.rows = config.head_dim_qk + config.head_dim_v <= 512 ? 64 : 32, .kv_tokens = kTileTokens};
+  return {.rows = config.head_dim_qk + config.head_dim_v <= 512 ? 64 : 32,
+          .kv_tokens = kTileTokens,
+          .schedule = scheduler::Schedule::kDynamic,
+          .order = scheduler::TileOrder::kLpt};
 }
 
 size_t scratch_bytes(const AttentionConfig& config, const scheduler::TileShape& shape) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 
 #include "kernels/cpu/common/kernel.hpp"
 #include "scheduler/mask_bounds.hpp"
@@ -114,11 +115,18 @@ SoftmaxState rows_from(const SoftmaxState& state, int32_t row, int32_t v_stride)
   return {.row_max = state.row_max + row, .row_sum = state.row_sum + row, .acc = state.acc + int64_t{row} * v_stride};
 }
 
-/// Work tiles that one accumulation takes, from kStart to kFinish, and KV heads whose accumulations follow it in the
-/// worker's list and differ in the head alone.
+/// What one accumulation takes, from kStart to kFinish, for one or several KV heads: their work tiles differ in the
+/// head alone.
 struct Accumulation {
-  int32_t tiles;
+  const scheduler::WorkTile* work_tiles;  ///< the plan's
+  int32_t first;                          ///< of the first head; those of the others are its neighbours
+  int32_t tiles;                          ///< of each head
   int32_t heads;
+
+  const scheduler::WorkTile& tile(int32_t head, int32_t i) const {
+    const scheduler::WorkTile& begin = work_tiles[first + head];
+    return i == 0 ? begin : work_tiles[begin.partial + i - 1];
+  }
 };
 
 bool differ_in_head_alone(const scheduler::WorkTile& a, const scheduler::WorkTile& b, int32_t heads) {
@@ -127,21 +135,50 @@ bool differ_in_head_alone(const scheduler::WorkTile& a, const scheduler::WorkTil
          b.flags == a.flags;
 }
 
-/// The accumulation that begins at work tile `first` of a worker's list, with at most `max_heads` heads.
-Accumulation accumulation_at(const scheduler::WorkTile* first, const scheduler::WorkTile* end, int32_t max_heads) {
-  Accumulation found{1, 1};
-  while ((first[found.tiles - 1].flags & scheduler::kFinish) == 0) ++found.tiles;
-  for (; found.heads < max_heads; ++found.heads) {
-    const scheduler::WorkTile* const next = first + found.heads * found.tiles;
-    if (end - next < found.tiles) break;
-    int32_t same = 0;
-    while (same < found.tiles && differ_in_head_alone(first[same], next[same], found.heads)) ++same;
-    if (same < found.tiles) break;
-  }
-  return found;
-}
+/// Claims accumulations for one worker, from the first unclaimed work tile on.
+class DynamicTileScheduler {
+ public:
+  explicit DynamicTileScheduler(const AttentionParams& params) : plan_(params.plan), next_(*params.next_work_tile) {}
 
-/// A worker's walk over its list.
+  /// False if there is none left. `max_heads(tile)`: KV heads of an accumulation that begins with the tile. A claim
+  /// takes a share of what is left at most, so that late workers find something.
+  template <typename MaxHeads>
+  bool claim(Accumulation& claimed, const MaxHeads& max_heads) {
+    int32_t at = next_.load(std::memory_order_relaxed);
+    do {
+      if (at >= plan_.num_dynamic_tiles) return false;
+      claimed = accumulation_at(at);
+      const int32_t most = std::min({max_heads(claimed.tile(0, 0)), share_of(at), plan_.num_dynamic_tiles - at});
+      while (claimed.heads < most && has_head(claimed, claimed.heads)) ++claimed.heads;
+    } while (!next_.compare_exchange_weak(at, at + claimed.heads, std::memory_order_relaxed));
+    return true;
+  }
+
+ private:
+  Accumulation accumulation_at(int32_t at) const {
+    Accumulation found{plan_.work_tiles, at, 1, 1};
+    while ((found.tile(0, found.tiles - 1).flags & scheduler::kFinish) == 0) ++found.tiles;
+    return found;
+  }
+
+  static bool has_head(const Accumulation& accumulation, int32_t head) {
+    for (int32_t i = 0; i < accumulation.tiles; ++i) {
+      if (!differ_in_head_alone(accumulation.tile(0, i), accumulation.tile(head, i), head)) return false;
+    }
+    return true;
+  }
+
+  int32_t share_of(int32_t at) const {
+    constexpr int32_t kClaimsEach = 2;  // of what is left, for every worker
+    if (plan_.num_workers == 1) return kMaxHeads;
+    return std::max(1, (plan_.num_dynamic_tiles - at) / (kClaimsEach * plan_.num_workers));
+  }
+
+  const scheduler::PlanView& plan_;
+  std::atomic<int32_t>& next_;
+};
+
+/// Computes accumulations by one collective.
 class Worker {
  public:
   Worker(const Collective& collective, const AttentionParams& params, int32_t worker)
@@ -168,20 +205,6 @@ class Worker {
     for (WorkTileParams& head : heads_) head = work;
   }
 
-  void run(const scheduler::WorkTile* tile, const scheduler::WorkTile* end) {
-    while (tile != end) {
-      const Accumulation accumulation = accumulation_at(tile, end, max_heads(*tile));
-      run(tile, accumulation);
-      tile += accumulation.tiles * accumulation.heads;
-    }
-  }
-
- private:
-  /// Rows of scratch memory from one head's to the next one's.
-  static int32_t row_stride(const scheduler::WorkTile& tile) {
-    return padded(tile.row_end - tile.row_begin, kRowPadding);
-  }
-
   /// KV heads that may be walked together: their rows fit the scratch memory of one full work tile.
   int32_t max_heads(const scheduler::WorkTile& tile) const {
     const int32_t rows = tile.row_end - tile.row_begin;
@@ -189,12 +212,12 @@ class Worker {
     return std::clamp(params_.tile.rows / row_stride(tile), 1, kMaxHeads);
   }
 
-  void run(const scheduler::WorkTile* first, Accumulation accumulation) {
-    const int32_t stride = row_stride(*first);
+  void run(const Accumulation& accumulation) {
+    const int32_t stride = row_stride(accumulation.tile(0, 0));
     const int32_t v_stride = heads_[0].v_stride;
     for (int32_t i = 0; i < accumulation.tiles; ++i) {
       for (int32_t h = 0; h < accumulation.heads; ++h) {
-        const scheduler::WorkTile& tile = first[h * accumulation.tiles + i];
+        const scheduler::WorkTile& tile = accumulation.tile(h, i);
         WorkTileParams& work = heads_[h];
         work.kv = bind_kv(params_, tile);
         work.num_rows = tile.row_end - tile.row_begin;
@@ -206,13 +229,20 @@ class Worker {
         collective_.load_q(work);
         clear(rows_from(scratch_.running, h * stride, v_stride), work.num_rows, v_stride);
       }
-      const bool in_place = i == 0 || (first[i].flags & scheduler::kFold) == 0;
-      if (first[i].kv_begin < first[i].kv_end) accumulate(accumulation.heads, stride, in_place);
+      const scheduler::WorkTile& tile = accumulation.tile(0, i);
+      const bool in_place = i == 0 || (tile.flags & scheduler::kFold) == 0;
+      if (tile.kv_begin < tile.kv_end) accumulate(accumulation.heads, stride, in_place);
     }
     for (int32_t h = 0; h < accumulation.heads; ++h) {
-      run_epilogue(collective_, params_, first[(h + 1) * accumulation.tiles - 1],
+      run_epilogue(collective_, params_, accumulation.tile(h, accumulation.tiles - 1),
                    rows_from(scratch_.running, h * stride, v_stride), v_stride);
     }
+  }
+
+ private:
+  /// Rows of scratch memory from one head's to the next one's.
+  static int32_t row_stride(const scheduler::WorkTile& tile) {
+    return padded(tile.row_end - tile.row_begin, kRowPadding);
   }
 
   /// Adds the KV of the heads' work tiles to their running states. A fixed split is a state of its own, which is then
@@ -251,29 +281,29 @@ class Worker {
   WorkTileParams heads_[kMaxHeads];
 };
 
+/// `worker_of(tile)`: the Worker that computes an accumulation which begins with the tile.
+template <typename WorkerOf>
+void run_claimed(const AttentionParams& params, const WorkerOf& worker_of) {
+  DynamicTileScheduler tiles(params);
+  Accumulation accumulation{};
+  const auto max_heads = [&](const scheduler::WorkTile& tile) { return worker_of(tile).max_heads(tile); };
+  while (tiles.claim(accumulation, max_heads)) worker_of(accumulation.tile(0, 0)).run(accumulation);
+}
+
 }  // namespace
 
 void run_worker(const Collective& collective, const AttentionParams& params, int32_t worker) noexcept {
-  const scheduler::PlanView& plan = params.plan;
-  const int32_t begin = plan.worker_indptr[worker];
-  const int32_t end = plan.worker_indptr[worker + 1];
-  if (begin == end) return;
-  Worker(collective, params, worker).run(plan.work_tiles + begin, plan.work_tiles + end);
+  Worker only(collective, params, worker);
+  run_claimed(params, [&only](const scheduler::WorkTile&) -> Worker& { return only; });
 }
 
 void run_worker(const Collective& few, int32_t min_rows, const Collective& collective, const AttentionParams& params,
                 int32_t worker) noexcept {
-  const scheduler::PlanView& plan = params.plan;
-  const scheduler::WorkTile* tile = plan.work_tiles + plan.worker_indptr[worker];
-  const scheduler::WorkTile* const end = plan.work_tiles + plan.worker_indptr[worker + 1];
-  const auto has_few = [min_rows](const scheduler::WorkTile& each) { return each.row_end - each.row_begin < min_rows; };
-  while (tile != end) {
-    const bool is_few = has_few(*tile);  // as are all tiles of its accumulation
-    const scheduler::WorkTile* const next =
-        std::find_if(tile, end, [&](const scheduler::WorkTile& each) { return has_few(each) != is_few; });
-    Worker(is_few ? few : collective, params, worker).run(tile, next);
-    tile = next;
-  }
+  Worker of_few(few, params, worker);
+  Worker of_more(collective, params, worker);  // in the same scratch memory
+  run_claimed(params, [&](const scheduler::WorkTile& tile) -> Worker& {
+    return tile.row_end - tile.row_begin < min_rows ? of_few : of_more;
+  });
 }
 
 }  // namespace folio::inline v0::kernels::cpu
