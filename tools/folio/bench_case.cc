@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <random>
+#include <string_view>
 #include <vector>
 
 #include "replay/gpu.hpp"
@@ -112,8 +113,8 @@ struct Limits {
   double matrix = 0.0;
 };
 
-/// Plain reads of the pages, the best of 1, 4 and 8 streams; multiply-adds in registers.
-Limits cpu_limits(const Context& context, const replay::PageList& pages, double min_seconds) {
+/// Plain reads of the pages, the best of 1, 4 and 8 streams; products of the unit that `kernel` multiplies in.
+Limits cpu_limits(const Context& context, const replay::PageList& pages, std::string_view kernel, double min_seconds) {
   Limits limits;
   for (const int32_t streams : {1, 4, 8}) {
     int64_t reads = 0;
@@ -125,8 +126,7 @@ Limits cpu_limits(const Context& context, const replay::PageList& pages, double 
     } while (watch.elapsed() < min_seconds / 3);
     limits.read = std::max(limits.read, sum / static_cast<double>(reads));
   }
-  limits.multiply = replay::multiply_rate(context, min_seconds);
-  limits.matrix = replay::matrix_rate(context, min_seconds);
+  (kernel.starts_with("amx") ? limits.matrix : limits.multiply) = replay::product_rate(context, kernel, min_seconds);
   return limits;
 }
 
@@ -189,7 +189,7 @@ BenchResult run_bench_case(const Context& context, const StackConfig& given, con
     plan.push_back(seconds_of(context, effort.min_seconds / 10, [&] { made = stack.plan_step(batch); }));
     run.push_back(seconds_of(context, effort.min_seconds, [&] { stack.attend(batch, made); }));
     const Limits limits = on_gpu ? gpu_limits(context, result.kv_bytes, effort.min_seconds)
-                                 : cpu_limits(context, list, effort.min_seconds);
+                                 : cpu_limits(context, list, result.kernel, effort.min_seconds);
     read_limit.push_back(limits.read);
     multiply_limit.push_back(limits.multiply);
     matrix_limit.push_back(limits.matrix);

@@ -34,7 +34,8 @@ struct BenchResult {
   Spread read_rate, multiply_rate;          ///< of attention: kv_bytes and flops a second
   Spread read_limit, multiply_limit;        ///< of the yardsticks
   Spread share_of_read, share_of_multiply;  ///< taken round by round
-  Spread matrix_limit, share_of_matrix;     ///< the matrix unit's rate and the share of it; 0 without one
+  Spread matrix_limit, share_of_matrix;     ///< of tile registers. 0, as those of multiply, where the kernel's products
+                                            ///< are not computed there
 };
 
 /// Measures one layer's `run` and its `plan` on a fresh pool with shuffled pages, in rounds that alternate with both

@@ -86,9 +86,8 @@ void print_header(std::FILE* out, const BenchFlags& flags, const Context& contex
   } else {
     fmt::print(
         out,
-        "{} threads; yardsticks: plain reads of the same pages (best of 1, 4 and 8 streams), float32 multiply-adds in\n"
-        "registers ({}), bfloat16 products in tile registers where there are any; medians of {} alternating rounds "
-        "[min-max]\n",
+        "{} threads; yardsticks: plain reads of the same pages (best of 1, 4 and 8 streams); float32 multiply-adds in\n"
+        "registers ({}), or for AMX bfloat16 products in tile registers; medians of {} alternating rounds [min-max]\n",
         context.concurrency(), replay::yardstick_isa(), flags.rounds);
   }
   fmt::print(out, "{:<8}{:>6}{:>6}{:>8}  {:<22}{:<22}{:<22}{:<22}{:<22}{}\n", "", "batch", "q", "kv", "run ms",

@@ -385,7 +385,7 @@ TEST(Cli, InfoTellsOfProductsOfFp8) {
 
 TEST(Cli, BenchMeasuresBesideItsYardsticks) {
   const Outcome outcome = folio({"bench", "--model", "tiny", "--batch", "2", "--kv-len", "64", "--q-len", "16",
-                                 "--rounds", "2", "--min-ms", "0.1", "--json", "-"});
+                                 "--kernel", "generic", "--rounds", "2", "--min-ms", "0.1", "--json", "-"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   const nlohmann::json json = nlohmann::json::parse(outcome.out);
   ASSERT_EQ(json["cases"].size(), 2u);
@@ -393,6 +393,7 @@ TEST(Cli, BenchMeasuresBesideItsYardsticks) {
     EXPECT_GT(row["run_s"]["median"].get<double>(), 0.0);
     EXPECT_GT(row["yardstick_read_bytes_per_s"]["min"].get<double>(), 0.0);
     EXPECT_GT(row["yardstick_multiply_flop_per_s"]["min"].get<double>(), 0.0);
+    EXPECT_EQ(row["yardstick_matrix_flop_per_s"]["max"].get<double>(), 0.0) << "the kernel has no tile registers";
   }
   // 2 requests x 1 KV head pair: 64 keys x 2 heads x (64 + 64) x 2 bytes each.
   EXPECT_EQ(json["cases"][0]["kv_bytes"].get<double>(), 2.0 * 64 * 2 * 128 * 2);
