@@ -286,9 +286,10 @@ AttentionOp prepare(const Context& context, const AttentionConfig& config, const
     state.passes = gpu_passes(state, *chosen.gpu, num_workers);
   } else {
     state.kernel_name = chosen.cpu->name;
-    state.passes.push_back(
-        {.cpu_kernel = chosen.cpu, .scheduler = scheduler_config(resolved, *chosen.cpu, options, num_workers)});
-    const scheduler::TileShape& tile = state.passes.front().scheduler.tile;
+    scheduler::SchedulerConfig scheduler = scheduler_config(resolved, *chosen.cpu, options, num_workers);
+    if (chosen.cpu->heads_together != nullptr) scheduler.heads_together = chosen.cpu->heads_together(resolved);
+    state.passes.push_back({.cpu_kernel = chosen.cpu, .scheduler = scheduler});
+    const scheduler::TileShape& tile = scheduler.tile;
     state.scratch_stride = attention::round_up_to_alignment(chosen.cpu->scratch_bytes(resolved, tile));
   }
   return AttentionOp(std::make_shared<const detail::OpState>(std::move(state)));

@@ -46,6 +46,8 @@ struct AttentionKernel {
   /// The scheduler's cost of visiting one KV tile with n rows: tile_cost + n * row_cost.
   int32_t tile_cost;
   int32_t row_cost;
+  /// KV heads that a worker computes together, if their rows fit a work tile. Null = one.
+  int32_t (*heads_together)(const AttentionConfig& config) = nullptr;
   /// The cache that it reads fastest (KvFormatAdvice).
   KvFormat best_format = KvFormat::kStrided;
   int32_t best_page_size = 32;

@@ -58,20 +58,33 @@ void for_each_row_tile(const PlanStorage::Arrays& arrays, TileOrder order, const
   }
 }
 
-/// Orders, splits and emits the output tiles. All counts are of one KV head; heads differ only in order.
+/// KV heads of one claim: SchedulerConfig::heads_together, as many as have room in a work tile, if there are so few row
+/// tiles that heads would be divided over workers otherwise. (With more row tiles, claims of some heads balance
+/// better.)
+int32_t claimed_heads(const SchedulerConfig& config, const PlanStorage::Arrays& arrays) {
+  const int64_t count = arrays.tiles.size();
+  if (config.heads_together == 1 || 2 * count > config.num_workers) return 1;
+  int32_t rows = 1;
+  for (int64_t t = 0; t < count; ++t) rows = std::max(rows, arrays.tiles[t].row_end - arrays.tiles[t].row_begin);
+  return std::clamp(config.tile.rows / rows, 1, std::min(config.heads_together, config.num_kv_heads));
+}
+
+/// Orders, splits and emits the output tiles. All counts are of one KV head; heads differ only in order. All costs are
+/// of the heads of one claim.
 class DynamicScheduler {
  public:
   DynamicScheduler(const SchedulerConfig& config, const TileSpaceTotals& totals, PlanStorage::Arrays& arrays)
       : config_(config),
         arrays_(arrays),
         heads_(config.num_kv_heads),
+        claimed_heads_(claimed_heads(config, arrays)),
         order_(config.tile.order),
         fixed_splits_(config.determinism >= Determinism::kBatchInvariant),
-        space_{.total = totals.space.total / config.num_kv_heads,
-               .num_kv_heads = config.num_kv_heads,
+        space_{.total = totals.space.total / config.num_kv_heads * claimed_heads_,
+               .num_kv_heads = static_cast<int32_t>(ceil_div(config.num_kv_heads, claimed_heads_)),
                .num_workers = config.num_workers,
                .min_split_tiles = ceil_div(config.min_split_tokens, config.tile.kv_tokens),
-               .min_tile_cost = int64_t{config.tile_cost} + config.row_cost} {}
+               .min_tile_cost = (int64_t{config.tile_cost} + config.row_cost) * claimed_heads_} {}
 
   void schedule(int64_t num_output_tiles) {
     arrays_.combine_tiles.clear();
@@ -96,7 +109,8 @@ class DynamicScheduler {
     view.num_dynamic_tiles = static_cast<int32_t>(heads_ * all_dynamic_tiles_);
     view.num_combine_tiles = static_cast<int32_t>(arrays_.combine_tiles.size());
     view.num_partial_rows = static_cast<int32_t>(heads_ * partial_rows_);
-    view.work_cost = heads_ * space_.total;
+    view.claimed_heads = claimed_heads_;
+    view.work_cost = heads_ * (space_.total / claimed_heads_);
     view.work_tiles = work_tiles_;
     view.combine_tiles = arrays_.combine_tiles.data();
     view.combine_sources = arrays_.combine_sources.data();
@@ -111,11 +125,13 @@ class DynamicScheduler {
     };
   }
 
-  /// The output tile, in one KV head's tile space, of the next row tile in claim order.
+  int64_t cost_of(const RowTile& tile) const { return tile.cost() * claimed_heads_; }
+
+  /// The output tile, in one claim's tile space, of the next row tile in claim order.
   OutputTile output_tile_of(const RowTile& tile) const {
     return {.begin = space_begin_,
             .kv_tiles = tile.num_kv_tiles,
-            .tile_cost = tile.kv_tile_cost,
+            .tile_cost = tile.kv_tile_cost * claimed_heads_,
             .kv_tokens = config_.tile.kv_tokens,
             .split_tokens = fixed_splits_ ? config_.fixed_split_tokens : 0,
             .num_ranges = tile.range_end - tile.range_begin,
@@ -139,10 +155,12 @@ class DynamicScheduler {
       rule_.swizzle_heads = heads_;
       return;
     }
-    const LongestTile longest = lpt_order(arrays_);
+    LongestTile longest = lpt_order(arrays_);
+    longest.cost *= claimed_heads_;
     const Waves waves = find_waves();
     rule_ = lpt_rule(space_, waves, ends_evenly(space_, waves) ? TrialSplits{} : try_splits());
-    rule_.swizzle_heads = choose_swizzle_heads(space_, longest, config_.l2_swizzle_tokens / config_.tile.kv_tokens);
+    const int32_t swizzle = choose_swizzle_heads(space_, longest, config_.l2_swizzle_tokens / config_.tile.kv_tokens);
+    rule_.swizzle_heads = std::min(heads_, swizzle * claimed_heads_);
   }
 
   Waves find_waves() const {
@@ -150,7 +168,7 @@ class DynamicScheduler {
     int32_t wave = 0;
     int64_t place = 0;
     for_each_row_tile(arrays_, order_, [&](const Block&, int32_t t) {
-      while (wave < kMaxWaves && first_of_wave(space_, wave) == place) waves.cost[wave++] = arrays_.tiles[t].cost();
+      while (wave < kMaxWaves && first_of_wave(space_, wave) == place) waves.cost[wave++] = cost_of(arrays_.tiles[t]);
       ++place;
     });
     return waves;
@@ -164,9 +182,9 @@ class DynamicScheduler {
       int64_t splits = 0;
       for (int64_t t = 0; t < arrays_.tiles.size(); ++t) {
         const RowTile& tile = arrays_.tiles[t];
-        splits += tile.num_kv_tiles == 0
-                      ? 0
-                      : trial_splits(split_cost, space_.min_split_tiles, tile.num_kv_tiles, tile.kv_tile_cost);
+        splits += tile.num_kv_tiles == 0 ? 0
+                                         : trial_splits(split_cost, space_.min_split_tiles, tile.num_kv_tiles,
+                                                        tile.kv_tile_cost * claimed_heads_);
       }
       trials.of[i] = static_cast<int32_t>(std::min(splits, kMax));
     }
@@ -176,7 +194,8 @@ class DynamicScheduler {
   /// Counts every row tile's KV splits and what they need in total.
   void count() {
     int32_t* const splits = arrays_.tile_splits.resize(arrays_.tiles.size());
-    const int64_t budget = split_budget(config_) / heads_;
+    // A claim has no more rows than a work tile: so many splits are as many rows as the budget's.
+    const int64_t budget = split_budget(config_) / heads_ * (fixed_splits_ ? 1 : claimed_heads_);
     int64_t spent = 0;
     for_each_row_tile(arrays_, order_, [&](const Block&, int32_t t) {
       const RowTile& tile = arrays_.tiles[t];
@@ -186,7 +205,7 @@ class DynamicScheduler {
       dynamic_tiles_ += splits[t];
       if (splits[t] == 1) continuations_ += unsplit_tiles(tile) - 1;
       if (splits[t] > 1 || tile.to_partial) partial_rows_ += int64_t{splits[t]} * (tile.row_end - tile.row_begin);
-      space_begin_ += tile.cost();
+      space_begin_ += cost_of(tile);
     });
   }
 
@@ -228,7 +247,7 @@ class DynamicScheduler {
     }
     if (partial) record_partials(block, t, splits);
     dynamic_tiles_ += splits;
-    space_begin_ += tile.cost();
+    space_begin_ += cost_of(tile);
     if (partial) partial_rows_ += int64_t{splits} * (tile.row_end - tile.row_begin);
   }
 
@@ -238,7 +257,7 @@ class DynamicScheduler {
     const WorkTileWriter work_tile = work_tile_of(tile, {0, {range.begin, range.end}}, kStart | kFinish);
     for_each_head(0, [&](int64_t dynamic_tile, int32_t head) { work_tile.write(work_tiles_ + dynamic_tile, head); });
     ++dynamic_tiles_;
-    space_begin_ += tile.cost();
+    space_begin_ += cost_of(tile);
   }
 
   template <typename Ranges>
@@ -305,6 +324,7 @@ class DynamicScheduler {
   const SchedulerConfig& config_;
   PlanStorage::Arrays& arrays_;
   const int32_t heads_;
+  const int32_t claimed_heads_;
   const TileOrder order_;
   const bool fixed_splits_;
   const HeadTileSpace space_;

@@ -102,6 +102,8 @@ struct PlanView {
   /// so that shared reads hit the L2. The group is all KV heads, or at TileOrder::kLpt those whose keys fit the L2.
   /// Results do not depend on who claims what. 0 in a static schedule.
   int32_t num_dynamic_tiles = 0;
+  /// Schedule::kDynamic: splits are made for claims of so many KV heads (SchedulerConfig::heads_together).
+  int32_t claimed_heads = 1;
   int32_t num_combine_tiles = 0;
   int32_t num_partial_rows = 0;
   int64_t work_cost = 0;          ///< Schedule::kDynamic: of all work tiles, in the units of SchedulerConfig::tile_cost

@@ -34,6 +34,9 @@ struct SchedulerConfig {
   int32_t start_cost = 0;
   int32_t start_row_cost = 0;
   int32_t start_free_rows = 0;
+  /// Schedule::kDynamic: KV heads that a worker computes together, where their rows fit a work tile (1: no more than
+  /// one). Batches of few row tiles are split for that.
+  int32_t heads_together = 1;
   /// Schedule::kDynamic: fewest keys of a KV split.
   int32_t min_split_tokens = 256;
   /// TileOrder::kLpt: keys of one KV head, K and V, that the L2 has room for; 0: any number. Decides the L2 head

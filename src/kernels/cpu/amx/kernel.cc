@@ -95,6 +95,7 @@ AttentionKernel describe(const char* name, std::string (*is_unavailable)(const p
           .run_combine = combine,
           .tile_cost = 64,  // a KV tile of a few rows waits for memory as long as so many rows compute
           .row_cost = 1,
+          .heads_together = [](const AttentionConfig& config) { return min_rows(config) > 0 ? cpu::kMaxHeads : 1; },
           .best_format = KvFormat::kCpuPacked,
           .best_page_size = kTokensOfVTile,
           .p_dtype = [](const AttentionConfig&) { return DType::kBFloat16; },

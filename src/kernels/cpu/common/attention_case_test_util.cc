@@ -246,6 +246,7 @@ AttentionCase::Result AttentionCase::run(const AttentionKernel& kernel, int32_t 
   planning.tile_cost = kernel.tile_cost;
   planning.row_cost = kernel.row_cost;
   planning.min_split_tokens = 32;
+  if (kernel.heads_together != nullptr) planning.heads_together = kernel.heads_together(config_);
   scheduler::PlanStorage storage;
   const BatchView batch = batch_.view();
 

@@ -74,6 +74,7 @@ AttentionKernel attention_kernel(const char* name, std::string (*unavailable)(co
                             int32_t combine_tile) noexcept { cpu::run_combine(kCollective, params, combine_tile); },
           .tile_cost = 4,  // a KV tile of a few rows waits for memory as long as four rows compute
           .row_cost = 1,
+          .heads_together = [](const AttentionConfig&) { return kCollective.min_rows_of_heads > 0 ? kMaxHeads : 1; },
           .best_format = best_format};
 }
 

@@ -140,15 +140,14 @@ class DynamicTileScheduler {
  public:
   explicit DynamicTileScheduler(const AttentionParams& params) : plan_(params.plan), next_(*params.next_work_tile) {}
 
-  /// False if there is none left. `max_heads(tile)`: KV heads of an accumulation that begins with the tile. A claim
-  /// takes a share of what is left at most, so that late workers find something.
+  /// False if there is none left. `max_heads(tile)`: KV heads of an accumulation that begins with the tile.
   template <typename MaxHeads>
   bool claim(Accumulation& claimed, const MaxHeads& max_heads) {
     int32_t at = next_.load(std::memory_order_relaxed);
     do {
       if (at >= plan_.num_dynamic_tiles) return false;
       claimed = accumulation_at(at);
-      const int32_t most = std::min({max_heads(claimed.tile(0, 0)), share_of(at), plan_.num_dynamic_tiles - at});
+      const int32_t most = std::min({max_heads(claimed.tile(0, 0)), heads_at(at), plan_.num_dynamic_tiles - at});
       while (claimed.heads < most && has_head(claimed, claimed.heads)) ++claimed.heads;
     } while (!next_.compare_exchange_weak(at, at + claimed.heads, std::memory_order_relaxed));
     return true;
@@ -168,8 +167,11 @@ class DynamicTileScheduler {
     return true;
   }
 
-  int32_t share_of(int32_t at) const {
+  /// KV heads of a claim, at most: those that the plan has splits for, or a share of what is left, so that late workers
+  /// find something.
+  int32_t heads_at(int32_t at) const {
     constexpr int32_t kClaimsEach = 2;  // of what is left, for every worker
+    if (plan_.claimed_heads > 1) return plan_.claimed_heads;
     if (plan_.num_workers == 1) return kMaxHeads;
     return std::max(1, (plan_.num_dynamic_tiles - at) / (kClaimsEach * plan_.num_workers));
   }
