@@ -332,7 +332,7 @@ plant(rule, "merge-state-base-ignored", COMBINE + "combine.cc", "source.base == 
       "value")
 
 rule = "determinism"
-plant(rule, "splits-not-combined", TILE_LOOP, "i == 0 || (first[i].flags & scheduler::kFold) == 0", "true")
+plant(rule, "splits-not-combined", TILE_LOOP, "i == 0 || (tile.flags & scheduler::kFold) == 0", "true")
 plant(rule, "splits-at-relative-positions", STATIC, "std::min(end, (begin / split + 1) * split)", "std::min(end, begin + split)")
 plant(rule, "cut-splits-folded-as-one", STATIC, "if (fixed_splits_ && !first) {", "if (false) {")
 
@@ -344,14 +344,15 @@ plant(rule, "next-head-has-old-masks", PRODUCER,
 plant(rule, "heads-of-other-tokens-walked-together", TILE_LOOP,
       "b.kv_begin == a.kv_begin && b.kv_end == a.kv_end", "true")
 plant(rule, "more-heads-than-memory", TILE_LOOP, "params_.tile.rows / row_stride(tile), 1, kMaxHeads", "kMaxHeads, 1, kMaxHeads")
+plant(rule, "heads-continue-as-the-first", TILE_LOOP, "work_tiles[begin.partial + i - 1]", "work_tiles[work_tiles[first].partial + i - 1]")
+plant(rule, "claims-leave-a-work-tile-out", TILE_LOOP, "at + claimed.heads, std::memory_order_relaxed", "at + claimed.heads + 1, std::memory_order_relaxed")
 plant(rule, "heads-combine-into-the-first", TILE_LOOP, "combine_split(heads_[h], h * stride)", "combine_split(heads_[h], 0)")
 
 rule = "AMX: work tiles of few rows are the AVX-512 kernel's"
 AMX_KERNEL = "src/kernels/cpu/amx/kernel.cc"
 plant(rule, "amx-few-rows-whatever-the-determinism", AMX_KERNEL, "if (config.determinism >= Determinism::kBatchInvariant) return 0;", "")
-plant(rule, "amx-few-rows-one-more", "src/kernels/cpu/common/scheduler.cc", "each.row_end - each.row_begin < min_rows;",
-      "each.row_end - each.row_begin <= min_rows;")
-plant(rule, "amx-all-rows-as-the-first", "src/kernels/cpu/common/scheduler.cc", "return has_few(each) != is_few;", "return false;")
+plant(rule, "amx-few-rows-one-more", TILE_LOOP, "tile.row_end - tile.row_begin < min_rows ?", "tile.row_end - tile.row_begin <= min_rows ?")
+plant(rule, "amx-all-rows-are-few", TILE_LOOP, "tile.row_end - tile.row_begin < min_rows ?", "min_rows > 0 ?")
 
 rule = "AMX: strided values"
 AMX_PRODUCER = "src/kernels/cpu/amx/producer.hpp"
