@@ -142,8 +142,9 @@ class Batch {
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
 
+  /// Of one run; small batches run often enough for the clock.
   double attention_seconds() {
-    return executor_.time([&] { run(*plan_, run_args_, workspace_); });
+    return repeated_seconds([&] { run(*plan_, run_args_, workspace_); });
   }
 
   /// The pages of both halves in the table's order, several at a time, divided over the threads.
@@ -156,7 +157,7 @@ class Batch {
       const Job& mine = *static_cast<const Job*>(context);
       mine.batch->read_share(mine.streams, static_cast<int32_t>(thread));
     };
-    return executor_.time([&] { TimedExecutor::parallel_for(&executor_, shape_.threads, body, &job); });
+    return repeated_seconds([&] { TimedExecutor::parallel_for(&executor_, shape_.threads, body, &job); });
   }
 
   double kv_bytes() const { return 2.0 * static_cast<double>(half_bytes_); }
@@ -187,6 +188,14 @@ class Batch {
     for (size_t at = 0; at < bytes; at += pattern.size()) {
       std::memcpy(static_cast<unsigned char*>(data) + at, pattern.data(), std::min(pattern.size(), bytes - at));
     }
+  }
+
+  template <typename Body>
+  double repeated_seconds(Body body) {
+    const int times = std::max(1, static_cast<int>(64e6 / kv_bytes()));
+    return executor_.time([&] {
+      for (int i = 0; i < times; ++i) body();
+    }) / times;
   }
 
   void read_share(int32_t streams, int32_t thread) const {
@@ -234,9 +243,10 @@ class Batch {
 };
 
 #if defined(__x86_64__)
-/// Multiply-adds per second of one thread, on registers alone, with the widest vectors that the CPU has.
-__attribute__((target("avx512f"))) double wide_multiply_rate() {
-  using Wide = float __attribute__((vector_size(64)));
+/// Multiply-adds per second of one thread, on registers of kBytes alone.
+template <int kBytes>
+__attribute__((always_inline)) inline double multiply_rate() {
+  using Wide = float __attribute__((vector_size(kBytes)));
   Wide sums[12] = {};
   Wide factor = 0.5f - Wide{};
   const int64_t count = 4'000'000;
@@ -249,7 +259,13 @@ __attribute__((target("avx512f"))) double wide_multiply_rate() {
     }
   }
   const double seconds = thread_seconds() - begin;
-  return static_cast<double>(count) * 12 * 16 / seconds;
+  return static_cast<double>(count) * 12 * (kBytes / 4) / seconds;
+}
+__attribute__((target("avx512f"))) double multiply_rate_512() {
+  return multiply_rate<64>();
+}
+__attribute__((target("avx2,fma"))) double multiply_rate_256() {
+  return multiply_rate<32>();
 }
 #endif
 
@@ -285,12 +301,13 @@ void bench_decode(const Shape& shape, const Options& options) {
 
 void bench_prefill(const Shape& shape, const Options& options) {
 #if defined(__x86_64__)
-  if (!__builtin_cpu_supports("avx512f")) return;
+  const bool wide = __builtin_cpu_supports("avx512f") != 0;
+  if (!wide && __builtin_cpu_supports("fma") == 0) return;
   Batch batch(shape, options);
   std::vector<double> rates;
   std::vector<double> peaks;
   for (int round = 0; round < options.rounds; ++round) {
-    peaks.push_back(2e-9 * wide_multiply_rate() * shape.threads);
+    peaks.push_back(2e-9 * (wide ? multiply_rate_512() : multiply_rate_256()) * shape.threads);
     rates.push_back(batch.flops() / batch.attention_seconds() * 1e-9);
   }
   print(shape, batch.kernel_name(), "GFLOP/s", rates, peaks);
@@ -318,6 +335,11 @@ const Shape kDecode[] = {
     {"decode bf16 group 8 packed", 2, 8, 1, 8192, 64, 8, kBf16, kPacked, true},
     {"decode bf16 group 8 HND", 1, 8, 1, 8192, 64, 8, kBf16, kStrided, true},
     {"decode bf16 group 16 HND", 1, 8, 1, 4096, 128, 8, kBf16, kStrided, true},
+    {"decode bf16 group 1 in L2", 1, 1, 1, 512, 1, 1, kBf16, kStrided, true},
+    {"decode bf16 group 4 in L2", 1, 1, 1, 512, 4, 1, kBf16, kStrided, true},
+    {"decode bf16 group 8 in L2", 1, 1, 1, 512, 8, 1, kBf16, kStrided, true},
+    {"decode e4m3 group 1 in L2", 1, 1, 1, 512, 1, 1, DType::kFloat8E4M3, kStrided, true},
+    {"decode e4m3 group 4 in L2", 1, 1, 1, 512, 4, 1, DType::kFloat8E4M3, kStrided, true},
     {"decode fp16 group 4 HND", 1, 8, 1, 8192, 32, 8, DType::kFloat16, kStrided, true},
     {"decode e4m3 group 4 HND", 1, 8, 1, 8192, 32, 8, DType::kFloat8E4M3, kStrided, true},
     {"decode e4m3 group 1 packed", 1, 8, 1, 8192, 8, 8, DType::kFloat8E4M3, kPacked, true},

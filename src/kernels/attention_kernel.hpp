@@ -75,6 +75,11 @@ namespace avx512 {
 std::span<const AttentionKernel* const> attention_kernels();
 }  // namespace avx512
 
+namespace avx2 {
+/// "avx2" (x86 only): for every CPU with AVX2, FMA and F16C.
+const AttentionKernel& attention_kernel();
+}  // namespace avx2
+
 namespace generic {
 /// The portable kernel, once per instruction set, the widest first: "generic-v4", "generic-v3" (x86 only), "generic".
 std::span<const AttentionKernel* const> attention_kernels();

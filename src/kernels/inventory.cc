@@ -11,6 +11,7 @@ std::vector<const AttentionKernel*> every_kernel() {
 #if defined(__x86_64__)
   kernels.push_back(&amx::attention_kernel());
   append(avx512::attention_kernels());
+  kernels.push_back(&avx2::attention_kernel());
 #endif
   append(generic::attention_kernels());
   return kernels;

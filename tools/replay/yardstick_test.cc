@@ -52,7 +52,7 @@ TEST(Yardstick, RatesArePositive) {
 
 TEST(Yardstick, ProductRate_OfAKernel_IsThatOfTheUnitItComputesOn) {
   const Context context = Context::cpu({.executor = {}, .num_threads = 1, .force_kernel = {}});
-  for (const char* kernel : {"generic", "generic-v3", "generic-v4", "avx512"}) {
+  for (const char* kernel : {"generic", "generic-v3", "generic-v4", "avx2", "avx512"}) {
     EXPECT_GT(product_rate(context, kernel, 0.001), 0.0) << kernel;
   }
   EXPECT_EQ(product_rate(context, "avx512-bf16", 0.001), 0.0);  // pairs of bfloat16: nothing measures them

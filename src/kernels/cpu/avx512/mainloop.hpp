@@ -2,61 +2,30 @@
 
 #include "kernels/cpu/avx512/gemm.hpp"
 #include "kernels/cpu/avx512/gemm_pv_bf16.hpp"
-#include "kernels/cpu/common/softmax.hpp"
+#include "kernels/cpu/common/mainloop.hpp"
 
-/// The mainloop of the AVX-512 kernel: over the KV tiles of work tiles, 64 tokens each. One thread is producer and
-/// consumer.
-///
-///     find_tile (page table, mask)      KV tile i            prefetched meanwhile, to L2
-///       |
-///     gemm_qk   S = Q K^T               K upcast on load     V of tile i
-///     softmax_rows  row_max, P, row_sum
-///     gemm_pv   O = O * rescale + P V   V upcast on load     K of tile i + 1
-///
-/// With several KV heads, tile i + 1 is the next head's of the same tokens, then the first head's next: memory is read
-/// about in its order. Prefetches then run a whole tile ahead: K of tile i + 1 in gemm_qk, V of tile i + 1 in gemm_pv.
-///
-/// Up to 8 rows (decode) load K and V straight from the cache. More rows (prefill) share upcast copies in scratch
-/// memory. Both do the same operations in the same order, so that their bits are equal.
+/// The mainloop of the AVX-512 kernels: common/mainloop.hpp's, with the GEMMs of gemm.hpp or, of GEMM1, of
+/// gemm_pv_bf16.hpp.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 template <DType kType, bool kDot>
 static void mainloop_as(const WorkTileParams* heads, int32_t num_heads) {
-  const KvOperand& kv = heads[0].kv;
-  const TileScratch& scratch = heads[0].scratch;
   for (int32_t h = 0; h < num_heads; ++h) reorder_q<kType, kDot>(heads[h]);
-  LocatedTile located[2];
-  for (int i = 0; i < 2; ++i) {
-    const unsigned char** const rows = scratch.rows + 2 * i * kTileTokens;
-    located[i].rows = {rows, rows + kTileTokens, scratch.pairs + 8 * i * heads[0].v_stride};
-    located[i].visible = scratch.visible + i * padded_rows(heads[0].num_rows);
-  }
-  const auto k_bytes = static_cast<int32_t>(heads[0].head_dim_qk * element_bytes(kType));
-  const auto v_bytes = static_cast<int32_t>(heads[0].head_dim_v * element_bytes(kType));
-  const int32_t v_pair_bytes = kv.packed_v ? v_bytes : 0;
-  const bool v_is_k = kv.v >= kv.k && kv.v < kv.k + k_bytes;
-  int32_t head = 0;
-  bool more = find_tile(heads[0], kv.kv_begin / kTileTokens * kTileTokens, located[0]);
-  for (int current = 0; more; current ^= 1) {
-    const WorkTileParams& work = heads[head];
-    const LocatedTile& now = located[current];
-    LocatedTile& next = located[current ^ 1];
-    more = next_tile(heads, num_heads, now, head, next);
-    const Prefetch next_k{more ? next.rows.k : nullptr, 0, k_bytes, 0};
-    const Prefetch v{v_is_k ? nullptr : now.rows.v, 0, v_bytes, v_pair_bytes};
-    gemm_qk<kType, kDot>(work, now.rows.k, num_heads > 1 ? next_k : v);
-    softmax_rows(work, now.tile, now.visible);
-    const Prefetch next_v{more && !v_is_k ? next.rows.v : nullptr, 0, v_bytes, v_pair_bytes};
-    const Prefetch& during_pv = num_heads > 1 ? next_v : next_k;
+  iterate_kv_tiles(
+      heads, num_heads, static_cast<int32_t>(heads[0].head_dim_qk * element_bytes(kType)),
+      static_cast<int32_t>(heads[0].head_dim_v * element_bytes(kType)),
+      [](const WorkTileParams& work, const LocatedTile& located, const Prefetch& prefetch)
+          __attribute__((always_inline)) { gemm_qk<kType, kDot>(work, located.rows.k, prefetch); },
+      [](const WorkTileParams& work, const LocatedTile& located, const Prefetch& prefetch)
+          __attribute__((always_inline)) {
 #if defined(__AVX512BF16__)
-    if constexpr (kDot) {
-      for (int32_t r = 0; r < work.num_rows; ++r) round_p(scratch.p + r * kTileTokens);
-      gemm_pv_bf16<kType>(work, now, during_pv);
-      continue;
-    }
+            if constexpr (kDot) {
+              for (int32_t r = 0; r < work.num_rows; ++r) round_p(work.scratch.p + r * kTileTokens);
+              return gemm_pv_bf16<kType>(work, located, prefetch);
+            }
 #endif
-    gemm_pv<kType>(work, now, during_pv);
-  }
+            gemm_pv<kType>(work, located, prefetch);
+          });
 }
 
 /// Chooses the GEMMs: float32, or VDPBF16PS where the instruction set has it and Q, K and V are bfloat16 without

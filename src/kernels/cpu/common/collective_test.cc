@@ -9,6 +9,7 @@
 #include "kernels/cpu/common/kernel.hpp"
 #include "kernels/cpu/generic/collective.hpp"
 #if defined(__x86_64__)
+#include "kernels/cpu/avx2/collective.hpp"
 #include "kernels/cpu/avx512/collective.hpp"
 #endif
 #include "platform/cpu_features.hpp"
@@ -34,6 +35,7 @@ std::vector<Named> every_collective() {
   all.push_back({"v3", &generic::kV3Collective, platform::cpu_features().x86_64_v3()});
   all.push_back({"v4", &generic::kV4Collective, platform::cpu_features().x86_64_v4()});
   const bool vbmi = platform::cpu_features().x86_64_v4() && platform::cpu_features().avx512vbmi;
+  all.push_back({"avx2", &avx2::kCollective, platform::cpu_features().x86_64_v3()});
   all.push_back({"avx512", &avx512::kCollective, vbmi});
   all.push_back({"avx512_bf16", &avx512::kBf16Collective, vbmi && platform::cpu_features().avx512_bf16, true});
 #endif

@@ -212,19 +212,19 @@ FOLIO_INLINE Vec sum_lanes(const Vec* v) {
   return FOLIO_SHUFFLE(twos[0], twos[1], 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +
          FOLIO_SHUFFLE(twos[0], twos[1], 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31);
 #elif FOLIO_VEC_LANES == 8
-  Vec fours[4];
+  Vec fours[4];  // one of two shuffles is a blend: shuffles want ports that multiply-adds want
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
     const Vec a = v[2 * i];
     const Vec b = v[2 * i + 1];
-    fours[i] = FOLIO_SHUFFLE(a, b, 0, 1, 2, 3, 8, 9, 10, 11) + FOLIO_SHUFFLE(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
+    fours[i] = FOLIO_SHUFFLE(a, b, 0, 1, 2, 3, 12, 13, 14, 15) + FOLIO_SHUFFLE(a, b, 4, 5, 6, 7, 8, 9, 10, 11);
   }
   Vec twos[2];
 #pragma GCC unroll 2
   for (int i = 0; i < 2; ++i) {
     const Vec a = fours[2 * i];
     const Vec b = fours[2 * i + 1];
-    twos[i] = FOLIO_SHUFFLE(a, b, 0, 1, 8, 9, 4, 5, 12, 13) + FOLIO_SHUFFLE(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
+    twos[i] = FOLIO_SHUFFLE(a, b, 0, 1, 10, 11, 4, 5, 14, 15) + FOLIO_SHUFFLE(a, b, 2, 3, 8, 9, 6, 7, 12, 13);
   }
   return FOLIO_SHUFFLE(twos[0], twos[1], 0, 2, 8, 10, 4, 6, 12, 14) +
          FOLIO_SHUFFLE(twos[0], twos[1], 1, 3, 9, 11, 5, 7, 13, 15);
