@@ -42,8 +42,8 @@ class Mutation:
 
 # Not mistakes: what the copies leave out, so that a changed header recompiles once and not once per instruction set.
 PREPARATIONS = (
-    Edit("src/kernels/CMakeLists.txt", "  list(APPEND directories cpu/amx cpu/avx512)\n"
-         "  list(APPEND attention_kernels kernels_amx kernels_avx512)", "  list(APPEND directories cpu/amx cpu/avx512)"),
+    Edit("src/kernels/CMakeLists.txt", "  list(APPEND directories cpu/amx cpu/avx2 cpu/avx512)\n"
+         "  list(APPEND attention_kernels kernels_amx kernels_avx2 kernels_avx512)", "  list(APPEND directories cpu/amx cpu/avx2 cpu/avx512)"),
     Edit("src/kernels/inventory.cc", '#if defined(__x86_64__)\n  kernels', '#if 0\n  kernels'),
     Edit(KERNEL + "CMakeLists.txt", 'MATCHES "x86_64|AMD64|amd64"', 'MATCHES "no instruction-set variants"'),
     Edit(KERNEL + "kernel.cc", '#if defined(__x86_64__)\n  static', '#if 0\n  static'),
