@@ -76,13 +76,16 @@ std::optional<std::vector<int32_t>> parse_cpu_list(std::string_view text) {
   return numbers;
 }
 
-CpuTopology read_topology(std::span<const int32_t> numbers, const std::string& root) {
-  CpuTopology topology;
-  for (const int32_t number : numbers) topology.cpus.push_back({number, read_core(root, number), 0});
-  read_nodes(root, topology.cpus);
+std::vector<Cpu> read_topology(std::span<const int32_t> numbers, const std::string& root) {
+  std::vector<Cpu> cpus;
+  for (const int32_t number : numbers) cpus.push_back({number, read_core(root, number), 0});
+  read_nodes(root, cpus);
+  return cpus;
+}
+
+int32_t online_cpus(const std::string& root) {
   const std::optional<std::vector<int32_t>> online = read_cpu_list(root + "/cpu/online");
-  if (online) topology.online_cpus = static_cast<int32_t>(online->size());
-  return topology;
+  return online ? static_cast<int32_t>(online->size()) : 0;
 }
 
 std::vector<int32_t> order_threads(std::span<const Cpu> cpus, int32_t caller_cpu, int32_t num_threads) {
@@ -129,6 +132,8 @@ std::vector<int32_t> place_threads(int32_t num_threads, ThreadPinning pinning, s
     case ThreadPinning::kUnpinned: return {};
     case ThreadPinning::kAutomatic:
       if (num_threads != num_cpus) return {};
+      // CPUs of the whole machine are everyone's: another process may be on any of them.
+      if (num_cpus >= online_cpus(root)) return {};
       break;
     case ThreadPinning::kPinned:
       core::require(num_threads <= num_cpus, "pinning of ", num_threads, " threads, where the process may run on ",
@@ -137,10 +142,7 @@ std::vector<int32_t> place_threads(int32_t num_threads, ThreadPinning pinning, s
     default:
       core::fail(ErrorCode::kInvalidArgument, "pinning is ", static_cast<int32_t>(pinning), "; 0 to 2 are known");
   }
-  const CpuTopology topology = read_topology(mask, root);
-  // CPUs of the whole machine are everyone's: another process may be on any of them.
-  if (pinning == ThreadPinning::kAutomatic && num_cpus >= topology.online_cpus) return {};
-  return order_threads(topology.cpus, caller_cpu, num_threads);
+  return order_threads(read_topology(mask, root), caller_cpu, num_threads);
 }
 
 }  // namespace folio::inline v0::platform

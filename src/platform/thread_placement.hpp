@@ -24,14 +24,12 @@ struct Cpu {
   int32_t node = 0;  ///< its memory node
 };
 
-struct CpuTopology {
-  std::vector<Cpu> cpus;    ///< those asked for, in their order
-  int32_t online_cpus = 0;  ///< of the machine; 0: unknown
-};
+/// What the files under `root` say of the CPUs `numbers`, in their order. Where a file is missing or odd, a CPU is a
+/// core of its own, on node 0.
+std::vector<Cpu> read_topology(std::span<const int32_t> numbers, const std::string& root = kSystemRoot);
 
-/// What the files under `root` say of the CPUs `numbers`. Where a file is missing or odd, a CPU is a core of its own,
-/// on node 0.
-CpuTopology read_topology(std::span<const int32_t> numbers, const std::string& root = kSystemRoot);
+/// CPUs of the machine that are online; 0: unknown.
+int32_t online_cpus(const std::string& root = kSystemRoot);
 
 /// CPUs for `num_threads` <= cpus.size() threads. Thread 0 is the caller, on `caller_cpu` if that is among them. One
 /// thread a core comes before sibling threads, and the caller's node before others. Then threads are numbered node by

@@ -128,10 +128,9 @@ TEST(CpuList, AnyTextIsAscendingNumbersOrNothing) {
 
 TEST(Topology, KnowsCoresAndNodes) {
   const Numbers mask{1, 4, 9, 12};
-  const CpuTopology topology = read_topology(mask, two_nodes().root());
-  EXPECT_EQ(topology.online_cpus, 16);
+  EXPECT_EQ(online_cpus(two_nodes().root()), 16);
   Numbers numbers, cores, nodes;
-  for (const Cpu& cpu : topology.cpus) {
+  for (const Cpu& cpu : read_topology(mask, two_nodes().root())) {
     numbers.push_back(cpu.number);
     cores.push_back(cpu.core);
     nodes.push_back(cpu.node);
@@ -144,16 +143,16 @@ TEST(Topology, KnowsCoresAndNodes) {
 TEST(Topology, OldKernelsNameSiblingsOtherwise) {
   EmulatedMachine machine;
   machine.core({0, 1}, "thread_siblings_list");
-  EXPECT_EQ(read_topology(Numbers{1}, machine.root()).cpus[0].core, 0);
+  EXPECT_EQ(read_topology(Numbers{1}, machine.root())[0].core, 0);
 }
 
 TEST(Topology, MissingAndOddFilesSayNothing) {
   EmulatedMachine machine;
   const auto plain = [&](const char* what) {
-    const CpuTopology topology = read_topology(Numbers{0, 5}, machine.root());
-    EXPECT_EQ(topology.online_cpus, 0) << what;
-    ASSERT_EQ(topology.cpus.size(), 2u);
-    for (const Cpu& cpu : topology.cpus) {
+    EXPECT_EQ(online_cpus(machine.root()), 0) << what;
+    const std::vector<Cpu> cpus = read_topology(Numbers{0, 5}, machine.root());
+    ASSERT_EQ(cpus.size(), 2u);
+    for (const Cpu& cpu : cpus) {
       EXPECT_EQ(cpu.core, cpu.number) << what;
       EXPECT_EQ(cpu.node, 0) << what;
     }
@@ -168,10 +167,10 @@ TEST(Topology, MissingAndOddFilesSayNothing) {
   machine.write("node/online", "0-1").write("node/node1/cpulist", std::string("5\0", 2) + "-");
   machine.write("cpu/cpu5/topology/core_cpus_list", "0-4");
   machine.write("cpu/cpu0/topology/core_cpus_list/a", "a directory");
-  const CpuTopology topology = read_topology(Numbers{0, 5}, machine.root());
-  EXPECT_EQ(topology.cpus[1].core, 5) << "a core that the CPU is not part of";
-  EXPECT_EQ(topology.cpus[0].core, 0);
-  EXPECT_EQ(topology.cpus[0].node, 0) << "in no node's list";
+  const std::vector<Cpu> cpus = read_topology(Numbers{0, 5}, machine.root());
+  EXPECT_EQ(cpus[1].core, 5) << "a core that the CPU is not part of";
+  EXPECT_EQ(cpus[0].core, 0);
+  EXPECT_EQ(cpus[0].node, 0) << "in no node's list";
 }
 
 TEST(OrderThreads, CoresComeBeforeSiblingsAndNodesStayTogether) {

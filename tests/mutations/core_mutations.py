@@ -65,7 +65,7 @@ plant(rule, "array-counts-memory-it-did-not-get", SCHEDULER + "plan_storage.hpp"
 rule = "where threads run"
 PLACEMENT = "src/platform/thread_placement.cc"
 POOL = "src/platform/thread_pool.cc"
-plant(rule, "whole-machine-is-pinned", PLACEMENT, "if (pinning == ThreadPinning::kAutomatic && num_cpus >= topology.online_cpus) return {};", "")
+plant(rule, "whole-machine-is-pinned", PLACEMENT, "if (num_cpus >= online_cpus(root)) return {};", "")
 plant(rule, "part-of-a-mask-is-pinned", PLACEMENT, "if (num_threads != num_cpus) return {};", "if (num_threads > num_cpus) return {};")
 plant(rule, "siblings-before-cores", PLACEMENT, "places[i].sibling = places[i - 1].sibling + 1;", "places[i].sibling = 0;")
 plant(rule, "nodes-from-the-first-on", PLACEMENT, "cpu.node < caller.node, cpu.node,", "false, cpu.node,")
