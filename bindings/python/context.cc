@@ -25,7 +25,8 @@ void bind_context(nb::module_& m) {
       field("force_kernel", &O::force_kernel, "the kernel that every op must use, by name; empty: the cheapest"),
       field("allow_fp8_mma", &O::allow_fp8_mma, "as PrepareOptions.allow_fp8_mma, for every op"),
       field("validate_tables", &O::validate_tables,
-            "every run first checks the page ids that it will read; on a GPU it waits for that"));
+            "every run first checks the page ids that it will read; on a GPU it waits for that"),
+      field("pinning", &O::pinning, "whether each of a CPU's own threads stays on one CPU, a ThreadPinning"));
   options.def_static<Executor>(
       context, "cpu",
       "The CPU; executor: an Executor, to compute on the engine's threads instead of num_threads of Folio's own. "

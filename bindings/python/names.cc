@@ -103,6 +103,7 @@ void bind_enums(nb::module_& m) {
   bind_enum<ErrorCode>(m);
   bind_enum<DeviceType>(m);
   bind_enum<Where>(m);
+  bind_enum<ThreadPinning>(m);
   bind_enum<DType>(m);
   bind_enum<KvFormat>(m);
   bind_enum<KvSource>(m);

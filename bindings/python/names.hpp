@@ -60,6 +60,19 @@ struct Names<Where> {
   static constexpr Enumerator<Where> kAll[] = {{"HOST", Where::kHost, nullptr}, {"DEVICE", Where::kDevice, nullptr}};
 };
 
+template <>
+struct Names<ThreadPinning> {
+  static constexpr const char* kName = "ThreadPinning";
+  static constexpr const char* kDoc =
+      "Whether the threads of Folio's own pool stay on one CPU each. The caller's thread is never pinned.";
+  static constexpr Enumerator<ThreadPinning> kAll[] = {
+      {"AUTOMATIC", ThreadPinning::kAutomatic,
+       "Where the process was given CPUs of its own, an affinity mask narrower than the machine, and the pool has as "
+       "many threads."},
+      {"PINNED", ThreadPinning::kPinned, "At most as many threads as the process may run on."},
+      {"UNPINNED", ThreadPinning::kUnpinned, "The OS moves them."}};
+};
+
 /// Element types have torch's names, in lower case; kUnset is None. Their strings may also be the C++ names (fp8_e4m3).
 template <>
 struct Names<DType> {
@@ -243,6 +256,7 @@ struct NamedEnumCaster {
 
 FOLIO_PYTHON_ENUM(folio::DeviceType);
 FOLIO_PYTHON_ENUM(folio::Where);
+FOLIO_PYTHON_ENUM(folio::ThreadPinning);
 FOLIO_PYTHON_ENUM(folio::KvFormat);
 FOLIO_PYTHON_ENUM(folio::KvSource);
 FOLIO_PYTHON_ENUM(folio::MaskKind);

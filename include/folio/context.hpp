@@ -34,12 +34,16 @@ struct ContextOptions {
   /// CacheWriteArgs::status checks its slots too, except under capture. The environment variable
   /// FOLIO_VALIDATE_TABLES=1 turns it on for contexts that are made afterwards; 0 or empty leaves it to this field.
   bool validate_tables = false;
+  /// CPU only: whether the pool's threads are pinned. Must be kAutomatic when an executor is given. kPinned takes the
+  /// CPUs nearest to the caller's: its memory node first, one thread a physical core before sibling threads.
+  ThreadPinning pinning = ThreadPinning::kAutomatic;
 };
 
 /// A device with its executor. A small shared handle; immutable and safe to use from several threads at once.
 class FOLIO_API Context {
  public:
-  /// The CPU. Starts the pool's threads. Throws kInvalidArgument for absurd options, kOutOfMemory. A forked child has
+  /// The CPU. Starts the pool's threads. Throws kInvalidArgument for absurd options, and for kPinned with more threads
+  /// than the process may run on; kUnavailable where the OS does not pin them; kOutOfMemory. A forked child has
   /// none of these threads: there the context computes on the calling thread alone. Make a new one in the child.
   static Context cpu(const ContextOptions& options = {});
   /// CUDA device `index`, as the runtime counts them. No executor and no num_threads are taken. Throws kUnavailable:

@@ -1,3 +1,5 @@
+#include <sched.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <string_view>
@@ -7,12 +9,13 @@
 #include "core/error.hpp"
 #include "platform/cpu_count.hpp"
 #include "platform/cpu_features.hpp"
+#include "platform/thread_placement.hpp"
 
 namespace folio::inline v0 {
 
 namespace {
 
-constexpr int32_t kMaxThreads = 1024;
+constexpr int32_t kMaxThreads = platform::ThreadPool::kMaxThreads;
 constexpr int32_t kMaxConcurrency = 65536;
 
 void validate(const ContextOptions& options) {
@@ -22,6 +25,8 @@ void validate(const ContextOptions& options) {
   if (executor.parallel_for != nullptr) {
     core::require(options.num_threads == 0, "num_threads is ", options.num_threads,
                   " beside an executor, which brings its own threads; give one of them");
+    core::require(options.pinning == ThreadPinning::kAutomatic,
+                  "pinning is given beside an executor, whose threads are the engine's");
     core::require(executor.concurrency >= 1 && executor.concurrency <= kMaxConcurrency, "executor.concurrency is ",
                   executor.concurrency, "; 1 to ", kMaxConcurrency, " is taken");
   } else {
@@ -59,7 +64,12 @@ Context Context::cpu(const ContextOptions& options) {
   } else {
     const int32_t threads =
         options.num_threads != 0 ? options.num_threads : std::min(platform::available_cpus(), kMaxThreads);
-    state->pool = std::make_unique<platform::ThreadPool>(threads);
+    const std::vector<int32_t> cpus =
+        platform::place_threads(threads, options.pinning, platform::affinity_mask(), sched_getcpu());
+    state->pool = std::make_unique<platform::ThreadPool>(threads, cpus);
+    if (options.pinning == ThreadPinning::kPinned && !state->pool->pinned()) {
+      core::fail(ErrorCode::kUnavailable, "the OS does not pin threads of this process");
+    }
     state->executor = state->pool->executor();
   }
   return Context(std::move(state));
@@ -68,8 +78,9 @@ Context Context::cpu(const ContextOptions& options) {
 Context Context::cuda(int32_t index, const ContextOptions& options) {
   core::require(index >= 0, "CUDA device ", index, "; devices are counted from 0");
   validate(options);
-  core::require(options.executor.parallel_for == nullptr && options.num_threads == 0,
-                "an executor or num_threads is given for a GPU, which takes neither");
+  core::require(options.executor.parallel_for == nullptr && options.num_threads == 0 &&
+                    options.pinning == ThreadPinning::kAutomatic,
+                "an executor, num_threads or pinning is given for a GPU, which takes none of them");
   auto state = std::make_shared<detail::ContextState>();
   state->device = {DeviceType::kCuda, index};
   state->force_kernel = options.force_kernel;

@@ -2,10 +2,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/expect_refused_test_util.hpp"
@@ -58,6 +60,55 @@ TEST(Context, DefaultsToTheAffinityMask) {
   EXPECT_EQ(Context::cpu().concurrency(), std::min(platform::available_cpus(), 1024));
 }
 
+TEST(Context, PinsItsThreadsWhereToldTo) {
+  const std::vector<int32_t> mask = platform::affinity_mask();
+  ContextOptions options;
+  options.num_threads = static_cast<int32_t>(mask.size());
+  options.pinning = ThreadPinning::kPinned;
+  const Context pinned = Context::cpu(options);
+  EXPECT_TRUE(pinned.state().pool->pinned());
+  EXPECT_EQ(platform::affinity_mask(), mask) << "the caller's own";
+  options.pinning = ThreadPinning::kUnpinned;
+  EXPECT_FALSE(Context::cpu(options).state().pool->pinned());
+  options.pinning = ThreadPinning::kPinned;
+  options.num_threads = static_cast<int32_t>(mask.size()) + 1;
+  folio::testing::expect_refused("threads, where the process may run on " + std::to_string(mask.size()) + " CPUs",
+                                 [&] { Context::cpu(options); });
+}
+
+TEST(Context, PinnedThreadsKeepToANarrowMask) {
+  // On a thread of its own: the mask ends with it.
+  std::thread([] {
+    const int32_t cpu = platform::affinity_mask().back();
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+    ContextOptions options;
+    options.pinning = ThreadPinning::kPinned;
+    EXPECT_EQ(Context::cpu(options).concurrency(), 1);
+    options.num_threads = 2;
+    folio::testing::expect_refused("pinning of 2 threads, where the process may run on 1 CPUs",
+                                   [&] { Context::cpu(options); });
+  }).join();
+}
+
+/// Where a machine has CPUs to spare, a mask of two of them is the process's own.
+TEST(Context, PinsByItselfInANarrowMask) {
+  const std::vector<int32_t> mask = platform::affinity_mask();
+  if (mask.size() < 3) GTEST_SKIP() << "needs three CPUs";
+  std::thread([&mask] {
+    cpu_set_t two;
+    CPU_ZERO(&two);
+    CPU_SET(mask[0], &two);
+    CPU_SET(mask[1], &two);
+    ASSERT_EQ(sched_setaffinity(0, sizeof(two), &two), 0);
+    const Context context = Context::cpu();
+    EXPECT_EQ(context.concurrency(), 2);
+    EXPECT_TRUE(context.state().pool->pinned());
+  }).join();
+}
+
 TEST(Context, CopiesShareTheState) {
   const Context a = Context::cpu();
   const Context b = a;
@@ -97,6 +148,10 @@ TEST(Context, IgnoredOptions_AreRefused) {
   ContextOptions both;
   both.executor = engine.executor(2);
   both.num_threads = 2;
+  ContextOptions pinned;
+  pinned.executor = engine.executor(2);
+  pinned.pinning = ThreadPinning::kUnpinned;
+  folio::testing::expect_refused("pinning is given beside an executor", [&] { Context::cpu(pinned); });
   folio::testing::expect_refused("beside an executor", [&] { Context::cpu(both); });
   ContextOptions no_function;
   no_function.executor.concurrency = 4;
@@ -113,6 +168,9 @@ TEST(Context, CudaDevicesThatAreNotThereAreUnavailable) {
   ContextOptions options;
   options.num_threads = -1;
   folio::testing::expect_refused("num_threads is -1", [&] { Context::cuda(0, options); });
+  options = {};
+  options.pinning = ThreadPinning::kPinned;
+  folio::testing::expect_refused("which takes none of them", [&] { Context::cuda(0, options); });
 }
 
 TEST(Context, ParallelForChecksItsArguments) {

@@ -87,6 +87,8 @@ ContextOptions to_options(const folio_context_options* options) {
   converted.force_kernel = to_string(given.force_kernel);
   converted.allow_fp8_mma = given.allow_fp8_mma != 0;
   converted.validate_tables = given.validate_tables != 0;
+  converted.pinning = to_enum(given.pinning, ThreadPinning::kUnpinned, "options.pinning");
+  core::require(given.reserved == 0, "options.reserved is ", given.reserved, "; it is 0");
   converted.executor.self = given.executor.self;
   converted.executor.parallel_for = given.executor.parallel_for;
   const bool none = given.executor.parallel_for == nullptr && given.executor.concurrency == 0;

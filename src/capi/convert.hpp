@@ -58,6 +58,8 @@ inline constexpr const char* kInitFunction<folio_cache_write_args> = "folio_cach
 template <typename Struct>
 inline constexpr size_t kFirstSize = sizeof(Struct);
 template <>
+inline constexpr size_t kFirstSize<folio_context_options> = 48;
+template <>
 inline constexpr size_t kFirstSize<folio_attention_config> = 64;
 template <>
 inline constexpr size_t kFirstSize<folio_batch> = 64;

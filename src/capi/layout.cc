@@ -83,7 +83,7 @@ static_assert(std::is_same_v<decltype(folio_executor::parallel_for), decltype(Ex
 // The first version's sizes. A structure may only grow, and only where it starts with struct_size.
 static_assert(sizeof(folio_plan) == 16);
 static_assert(sizeof(folio_ragged_kv_view) == 200);
-static_assert(sizeof(folio_context_options) == 48 && offsetof(folio_context_options, struct_size) == 0);
+static_assert(sizeof(folio_context_options) == 56 && offsetof(folio_context_options, struct_size) == 0);
 static_assert(sizeof(folio_attention_config) == 72 && offsetof(folio_attention_config, struct_size) == 0);
 static_assert(sizeof(folio_prepare_options) == 48 && offsetof(folio_prepare_options, struct_size) == 0);
 static_assert(sizeof(folio_kv_segment) == 56 && offsetof(folio_kv_segment, struct_size) == 0);
@@ -142,6 +142,9 @@ FOLIO_SAME_VALUE(FOLIO_LSE_BASE_E, LseBase::kE);
 FOLIO_SAME_VALUE(FOLIO_LSE_BASE_2, LseBase::k2);
 FOLIO_SAME_VALUE(FOLIO_ON_HOST, Where::kHost);
 FOLIO_SAME_VALUE(FOLIO_ON_DEVICE, Where::kDevice);
+FOLIO_SAME_VALUE(FOLIO_PINNING_AUTOMATIC, ThreadPinning::kAutomatic);
+FOLIO_SAME_VALUE(FOLIO_PINNING_PINNED, ThreadPinning::kPinned);
+FOLIO_SAME_VALUE(FOLIO_PINNING_UNPINNED, ThreadPinning::kUnpinned);
 
 }  // namespace
 }  // namespace folio::inline v0::capi

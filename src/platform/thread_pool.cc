@@ -1,9 +1,12 @@
 #include "platform/thread_pool.hpp"
 
 #include <pthread.h>
+#include <sched.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
+#include <limits>
 #include <memory>
 #include <new>
 #include <system_error>
@@ -19,6 +22,9 @@ namespace {
 constexpr std::chrono::microseconds kSpinTime{50};
 /// The clock is read once per this many looks: reading it costs as much as a pause.
 constexpr int kLooksPerClock = 32;
+/// Sleepers that the caller wakes itself, before its own work: a system call each. With two, one that the OS is slow to
+/// run does not keep the others asleep.
+constexpr int32_t kWokenByCaller = 2;
 
 /// Forks between this process and the first one that made a pool. Written in a new child only, by its only thread.
 std::atomic<uint32_t> forks{0};
@@ -51,18 +57,37 @@ bool spin_until(const Done& done) noexcept {
   return false;
 }
 
+/// Keeps the thread on one CPU; false if the OS does not.
+bool pin(std::thread& thread, int32_t cpu) noexcept {
+  const auto num_cpus = static_cast<size_t>(cpu) + 1;
+  cpu_set_t* set = CPU_ALLOC(num_cpus);
+  if (set == nullptr) return false;
+  const size_t bytes = CPU_ALLOC_SIZE(num_cpus);
+  CPU_ZERO_S(bytes, set);
+  CPU_SET_S(static_cast<size_t>(cpu), bytes, set);
+  const bool pinned = pthread_setaffinity_np(thread.native_handle(), bytes, set) == 0;
+  CPU_FREE(set);
+  return pinned;
+}
+
 }  // namespace
 
-ThreadPool::ThreadPool(int32_t num_threads) {
-  core::require(num_threads >= 1, "a thread pool of ", num_threads, " threads; at least 1 is needed");
+ThreadPool::ThreadPool(int32_t num_threads, std::span<const int32_t> cpus) : concurrency_(num_threads) {
+  core::require(num_threads >= 1 && num_threads <= kMaxThreads, "a thread pool of ", num_threads, " threads; 1 to ",
+                kMaxThreads, " are taken");
   // With more threads than CPUs, a spinning thread keeps from running the very thread that it waits for.
   may_spin_ = num_threads <= available_cpus();
   if (!count_forks()) core::fail(ErrorCode::kOutOfMemory, "no memory to notice forks of a process with a thread pool");
   fork_depth_ = forks.load(std::memory_order_relaxed);
+  pinned_ = !cpus.empty();
   try {
+    asleep_ = std::vector<Asleep>(static_cast<size_t>(num_threads));
     threads_.reserve(static_cast<size_t>(num_threads) - 1);
-    for (int32_t i = 1; i < num_threads; ++i) threads_.emplace_back([this] { worker(); });
-  } catch (const std::exception&) {  // std::system_error from the OS, std::bad_alloc from the vector
+    for (int32_t i = 1; i < num_threads; ++i) {
+      threads_.emplace_back([this, i] { worker(i); });
+      if (!cpus.empty() && !pin(threads_.back(), cpus[static_cast<size_t>(i)])) pinned_ = false;
+    }
+  } catch (const std::exception&) {  // std::system_error from the OS, std::bad_alloc from the vectors
     const size_t started = threads_.size() + 1;
     stop();
     core::fail(ErrorCode::kOutOfMemory, "the OS gave ", started, " of ", num_threads, " threads");
@@ -84,8 +109,10 @@ void ThreadPool::stop() noexcept {
     return;
   }
   stopping_.store(true);
-  alarm_.fetch_add(1);
-  alarm_.notify_all();
+  for (Asleep& asleep : asleep_) {
+    asleep.value.store(0);
+    asleep.value.notify_one();
+  }
   for (std::thread& thread : threads_) thread.join();
 }
 
@@ -105,7 +132,7 @@ void ThreadPool::parallel_for(int64_t n, ParallelBody body, void* context) noexc
     return;
   }
   open_region(n, body, context);
-  work();
+  work(0);
   close_region();
   busy_.store(false, std::memory_order_release);
 }
@@ -114,28 +141,58 @@ void ThreadPool::open_region(int64_t n, ParallelBody body, void* context) noexce
   n_ = n;
   body_ = body;
   context_ = context;
-  next_.store(0, std::memory_order_relaxed);
+  owned_ = static_cast<int32_t>(std::min(n, int64_t{concurrency_}));
+  next_.store(owned_, std::memory_order_relaxed);
+  for (int32_t first = 0; first < owned_; first += kWordBits) {
+    const int32_t bits = std::min(kWordBits, owned_ - first);
+    const uint64_t nobodys = bits == kWordBits ? 0 : ~uint64_t{0} << bits;
+    taken_[static_cast<size_t>(first / kWordBits)].bits.store(nobodys, std::memory_order_relaxed);
+  }
+  next_to_wake_.store(1, std::memory_order_relaxed);
   // Sequentially consistent, as are a sleeper's count and its last look at the state: of the two, either the sleeper
-  // sees the open region or this thread sees the sleeper.
+  // sees the open region or this thread, and those that join, see the sleeper.
   state_.store(kOpen, std::memory_order_seq_cst);
-  const int32_t sleepers = sleepers_.load(std::memory_order_seq_cst);
-  if (sleepers == 0) return;
-  alarm_.fetch_add(1, std::memory_order_seq_cst);
-  const int64_t wanted = n - 1;
-  if (wanted >= sleepers) {
-    alarm_.notify_all();
-  } else {
-    for (int64_t i = 0; i < wanted; ++i) alarm_.notify_one();
+  wake(kWokenByCaller);
+}
+
+void ThreadPool::wake(int32_t most) noexcept {
+  if (sleepers_.load(std::memory_order_seq_cst) == 0) return;
+  while (most > 0 && next_to_wake_.load(std::memory_order_relaxed) < owned_) {
+    const int32_t thread = next_to_wake_.fetch_add(1, std::memory_order_relaxed);
+    if (thread >= owned_) return;
+    std::atomic<uint32_t>& asleep = asleep_[static_cast<size_t>(thread)].value;
+    if (asleep.load(std::memory_order_seq_cst) == 0 || asleep.exchange(0, std::memory_order_seq_cst) == 0) continue;
+    asleep.notify_one();
+    --most;
   }
 }
 
-void ThreadPool::work() noexcept {
-  const int64_t n = n_;
-  const ParallelBody body = body_;
-  void* const context = context_;
-  for (int64_t i = next_.fetch_add(1, std::memory_order_relaxed); i < n;
-       i = next_.fetch_add(1, std::memory_order_relaxed)) {
-    body(context, i);
+bool ThreadPool::take(int32_t thread) noexcept {
+  const uint64_t bit = uint64_t{1} << thread % kWordBits;
+  std::atomic<uint64_t>& word = taken_[static_cast<size_t>(thread / kWordBits)].bits;
+  return (word.fetch_or(bit, std::memory_order_relaxed) & bit) == 0;
+}
+
+void ThreadPool::work(int32_t thread) noexcept {
+  if (n_ > owned_) {
+    for (int64_t i = next_.fetch_add(1, std::memory_order_relaxed); i < n_;
+         i = next_.fetch_add(1, std::memory_order_relaxed)) {
+      body_(context_, i);
+    }
+  }
+  // The thread's own index, and from there on those of threads that have not come: threads that end together try
+  // different ones, and neighbours share a memory node.
+  const auto words = static_cast<size_t>((owned_ - 1) / kWordBits + 1);
+  const int32_t own_bit = thread % kWordBits;
+  const size_t own_word = static_cast<size_t>(thread / kWordBits) % words;
+  for (size_t w = 0; w < words; ++w) {
+    const size_t word = (own_word + w) % words;
+    while (const uint64_t left = ~taken_[word].bits.load(std::memory_order_relaxed)) {
+      const int32_t bit = (std::countr_zero(std::rotr(left, own_bit)) + own_bit) % kWordBits;
+      if (take(static_cast<int32_t>(word) * kWordBits + bit)) {
+        body_(context_, static_cast<int64_t>(word) * kWordBits + bit);
+      }
+    }
   }
 }
 
@@ -173,26 +230,29 @@ void ThreadPool::leave() noexcept {
   }
 }
 
-bool ThreadPool::wait_for_region() noexcept {
-  const auto wake = [this] {
-    return stopping_.load(std::memory_order_relaxed) || (state_.load(std::memory_order_relaxed) & kOpen) != 0;
+bool ThreadPool::wait_for_region(int32_t thread) noexcept {
+  const auto wake_up = [this](std::memory_order order) {
+    return stopping_.load(order) || (state_.load(order) & kOpen) != 0;
   };
-  if (!may_spin_ || !spin_until(wake)) {
+  if (!may_spin_ || !spin_until([&] { return wake_up(std::memory_order_relaxed); })) {
+    std::atomic<uint32_t>& asleep = asleep_[static_cast<size_t>(thread)].value;
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     while (true) {
-      const uint32_t alarm = alarm_.load(std::memory_order_seq_cst);
-      if (stopping_.load(std::memory_order_seq_cst) || (state_.load(std::memory_order_seq_cst) & kOpen) != 0) break;
-      alarm_.wait(alarm, std::memory_order_seq_cst);
+      asleep.store(1, std::memory_order_seq_cst);
+      if (wake_up(std::memory_order_seq_cst)) break;
+      asleep.wait(1, std::memory_order_seq_cst);
     }
+    asleep.store(0, std::memory_order_relaxed);
     sleepers_.fetch_sub(1, std::memory_order_relaxed);
   }
   return !stopping_.load(std::memory_order_seq_cst);
 }
 
-void ThreadPool::worker() noexcept {
-  while (wait_for_region()) {
+void ThreadPool::worker(int32_t thread) noexcept {
+  while (wait_for_region(thread)) {
     if (!try_join()) continue;
-    work();
+    wake(std::numeric_limits<int32_t>::max());
+    work(thread);
     leave();
   }
 }

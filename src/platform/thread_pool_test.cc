@@ -1,18 +1,22 @@
 #include "platform/thread_pool.hpp"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
+#include <ctime>
 #include <memory>
 #include <thread>
 #include <vector>
 
 #include "folio/types/error.hpp"
+#include "platform/cpu_count.hpp"
 
 namespace folio::platform {
 namespace {
@@ -143,8 +147,9 @@ TEST_P(ThreadPoolOf, OffersAnExecutor) {
 
 INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolOf, ::testing::Values(1, 2, 3, 8));
 
+/// More than the caller wakes itself.
 TEST(ThreadPool, WakesAllItsThreads) {
-  constexpr int32_t kThreads = 3;
+  constexpr int32_t kThreads = 9;
   ThreadPool pool(kThreads);
   for (int round = 0; round < 20; ++round) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the workers fall asleep
@@ -172,9 +177,108 @@ TEST(ThreadPool, DoesNothingForNegativeCounts) {
   EXPECT_FALSE(called);
 }
 
-TEST(ThreadPool, RefusesNoThreads) {
+TEST(ThreadPool, RefusesNoThreadsAndTooMany) {
   EXPECT_THROW(ThreadPool(0), Error);
   EXPECT_THROW(ThreadPool(-3), Error);
+  EXPECT_THROW(ThreadPool(ThreadPool::kMaxThreads + 1), Error);
+}
+
+/// Calls body(i) on all of a pool's threads at once: each call waits for all others, so no thread makes two.
+template <typename Body>
+void on_each_thread(ThreadPool& pool, const Body& body) {
+  struct Meeting {
+    const Body* body;
+    std::atomic<int32_t> missing;
+  } meeting{&body, pool.concurrency()};
+  pool.parallel_for(
+      pool.concurrency(),
+      [](void* self, int64_t i) noexcept {
+        auto& all = *static_cast<Meeting*>(self);
+        --all.missing;
+        while (all.missing.load() != 0) std::this_thread::yield();
+        (*all.body)(static_cast<size_t>(i));
+      },
+      &meeting);
+}
+
+TEST(ThreadPool, AnIndexIsItsThreads) {
+  ThreadPool pool(5);
+  std::vector<std::thread::id> threads(5);
+  on_each_thread(pool, [&](size_t i) { threads[i] = std::this_thread::get_id(); });
+  EXPECT_EQ(threads[0], std::this_thread::get_id());
+  for (int round = 0; round < 50; ++round) {
+    if (round % 10 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::vector<std::thread::id> now(5);
+    on_each_thread(pool, [&](size_t i) { now[i] = std::this_thread::get_id(); });
+    ASSERT_EQ(now, threads);
+  }
+}
+
+TEST(ThreadPool, MoreThreadsThanBitsOfAWord_CallEveryIndexOnce) {
+  ThreadPool pool(130);
+  for (const int64_t n : {2, 63, 64, 65, 127, 128, 129, 130, 131, 1000}) {
+    for (int round = 0; round < 3; ++round) {
+      Calls calls(n);
+      pool.parallel_for(n, Calls::body, &calls);
+      ASSERT_TRUE(calls.each_is(1)) << n;
+    }
+  }
+}
+
+TEST(ThreadPool, PinsItsThreadsAndNotTheCaller) {
+  const std::vector<int32_t> mask = affinity_mask();
+  ASSERT_FALSE(mask.empty());
+  // Two threads on each CPU, so that this says something on a machine of two.
+  std::vector<int32_t> cpus = mask;
+  cpus.resize(std::min<size_t>(cpus.size(), 8));
+  cpus.insert(cpus.end(), cpus.rbegin(), cpus.rend());
+  const auto num_threads = static_cast<int32_t>(cpus.size());
+  std::vector<std::vector<int32_t>> masks(cpus.size());
+  const auto see_masks = [&](size_t i) { masks[i] = affinity_mask(); };
+  ThreadPool pinned(num_threads, cpus);
+  EXPECT_TRUE(pinned.pinned());
+  on_each_thread(pinned, see_masks);
+  EXPECT_EQ(masks[0], mask);
+  for (size_t i = 1; i < cpus.size(); ++i) EXPECT_EQ(masks[i], std::vector<int32_t>{cpus[i]}) << "thread " << i;
+  ThreadPool unpinned(num_threads);
+  EXPECT_FALSE(unpinned.pinned());
+  on_each_thread(unpinned, see_masks);
+  for (const std::vector<int32_t>& of_thread : masks) EXPECT_EQ(of_thread, mask);
+}
+
+TEST(ThreadPool, SaysThatTheOsDoesNotPin) {
+  ThreadPool pool(2, std::vector<int32_t>{0, 65535});  // no such CPU
+  EXPECT_FALSE(pool.pinned());
+  Calls calls(8);
+  pool.parallel_for(8, Calls::body, &calls);
+  EXPECT_TRUE(calls.each_is(1));
+}
+
+/// The CPU time that a pool's threads have used so far, in nanoseconds.
+std::vector<int64_t> cpu_times(const std::vector<clockid_t>& clocks) {
+  std::vector<int64_t> times;
+  for (const clockid_t clock : clocks) {
+    timespec time{};
+    EXPECT_EQ(clock_gettime(clock, &time), 0);
+    times.push_back(int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec);
+  }
+  return times;
+}
+
+TEST_P(ThreadPoolOf, IdleThreadsUseNoCpu) {
+  ThreadPool pool(GetParam());
+  std::vector<clockid_t> clocks(static_cast<size_t>(GetParam()));
+  on_each_thread(pool, [&](size_t i) { pthread_getcpuclockid(pthread_self(), &clocks[i]); });
+  clocks.erase(clocks.begin());  // the caller's
+  // They fall asleep after their spin time, whenever the machine lets them run it.
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  bool idle = false;
+  while (!idle && std::chrono::steady_clock::now() < give_up) {
+    const std::vector<int64_t> before = cpu_times(clocks);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    idle = cpu_times(clocks) == before;
+  }
+  EXPECT_TRUE(idle);
 }
 
 TEST(ThreadPool, StartsAndStopsQuickly) {
@@ -258,30 +362,15 @@ TEST(ThreadPool, ForkedChildOfABusyPool_RunsRegions) {
   owner.join();
 }
 
-/// Returns when all of a pool's threads have met in a region, so that each of them has started.
-void start_all_threads(ThreadPool& pool) {
-  struct Meeting {
-    std::atomic<int32_t> missing;
-  } meeting{pool.concurrency()};
-  pool.parallel_for(
-      pool.concurrency(),
-      [](void* self, int64_t) noexcept {
-        auto& missing = static_cast<Meeting*>(self)->missing;
-        --missing;
-        while (missing.load() != 0) std::this_thread::yield();
-      },
-      &meeting);
-}
-
 /// Threads that a child makes itself are its own: its child has none of them either.
 TEST(ThreadPool, PoolMadeInAForkedChild_HasThreads) {
   const auto pool = std::make_unique<ThreadPool>(4);
   // A thread that starts holds a lock of AddressSanitizer. A child forked meanwhile could make no thread.
-  start_all_threads(*pool);
+  on_each_thread(*pool, [](size_t) {});
 #if !defined(__SANITIZE_THREAD__)  // ThreadSanitizer refuses new threads in the child of a process with several
   EXPECT_TRUE(holds_in_forked_child([] {
     auto own = std::make_unique<ThreadPool>(4);
-    start_all_threads(*own);
+    on_each_thread(*own, [](size_t) {});
     Calls calls(16);
     own->parallel_for(16, Calls::body, &calls);
     const auto grandchild = [&] {

@@ -76,8 +76,18 @@ TEST(CHandles, ContextOptionsAreChecked) {
   options.executor = {nullptr, 4, nullptr};
   expect_refusal(folio_create_cpu_context(&options, &context), FOLIO_INVALID_ARGUMENT, "parallel_for is null");
   options = FOLIO_CONTEXT_OPTIONS_INIT;
-  options.struct_size = sizeof(options) - 8;
+  options.struct_size = 40;
   expect_refusal(folio_create_cpu_context(&options, &context), FOLIO_INVALID_ARGUMENT, "options.struct_size is 40");
+  options = FOLIO_CONTEXT_OPTIONS_INIT;
+  options.pinning = 3;
+  expect_refusal(folio_create_cpu_context(&options, &context), FOLIO_INVALID_ARGUMENT, "options.pinning is 3; 0 to 2");
+  options.pinning = FOLIO_PINNING_PINNED;
+  options.num_threads = 1024;
+  expect_refusal(folio_create_cpu_context(&options, &context), FOLIO_INVALID_ARGUMENT, "pinning of 1024 threads");
+  expect_refusal(folio_create_cuda_context(0, &options, &context), FOLIO_INVALID_ARGUMENT, "which takes none of them");
+  options = FOLIO_CONTEXT_OPTIONS_INIT;
+  options.reserved = 1;
+  expect_refusal(folio_create_cpu_context(&options, &context), FOLIO_INVALID_ARGUMENT, "options.reserved is 1");
 }
 
 TEST(CHandles, CudaDevicesThatAreNotThereAreUnavailable) {

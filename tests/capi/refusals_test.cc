@@ -144,6 +144,12 @@ TEST(CRefusals, StructuresOfTheFirstVersion) {
   folio_op* op = nullptr;
   ASSERT_EQ(folio_prepare(d.context.get(), &d.config, nullptr, &op), FOLIO_OK) << folio_last_error();
   folio_free_op(op);
+  folio_context_options options = FOLIO_CONTEXT_OPTIONS_INIT;
+  options.struct_size = 48;
+  options.pinning = -1;  // likewise
+  folio_context* context = nullptr;
+  ASSERT_EQ(folio_create_cpu_context(&options, &context), FOLIO_OK) << folio_last_error();
+  folio_free_context(context);
   const int32_t start = 0;
   d.batch.struct_size = 64;
   d.batch.kv_start = &start;  // likewise: it would be refused

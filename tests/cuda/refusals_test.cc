@@ -31,7 +31,7 @@ TEST_F(CudaTest, ContextSaysWhatItIs) {
       ErrorCode::kUnsupported);
   ContextOptions threads;
   threads.num_threads = 2;
-  folio::testing::expect_refused("takes neither", [&] { Context::cuda(0, threads); });
+  folio::testing::expect_refused("takes none of them", [&] { Context::cuda(0, threads); });
   EXPECT_EQ(recommended_kv_format(plain_config(), context).format, KvFormat::kStrided);
 }
 

@@ -105,6 +105,7 @@ void create_context(FuzzInput& input) {
   options.value.num_threads =
       input.take<uint8_t>() % 4 == 0 ? input.take_between(INT32_MIN, 0) : input.take_between(1, 2);
   options.value.executor.concurrency = input.take_between(-1, 2);
+  options.value.pinning = input.take_between(-1, 3);
   disturb_size(input, options);
   folio_context* context = nullptr;
   if (options.value.num_threads != 0 && ok(folio_create_cpu_context(&options.value, &context)))

@@ -61,3 +61,18 @@ plant(rule, "zero-shard-is-refused", CONVERT, "return zero ? KvShard{}", "return
 
 rule = "memory runs out"
 plant(rule, "array-counts-memory-it-did-not-get", SCHEDULER + "plan_storage.hpp", "    try {\n      auto larger", "    capacity_ = grown;\n    try {\n      auto larger")
+
+rule = "where threads run"
+PLACEMENT = "src/platform/thread_placement.cc"
+POOL = "src/platform/thread_pool.cc"
+plant(rule, "whole-machine-is-pinned", PLACEMENT, "if (num_cpus >= online_cpus(root)) return {};", "")
+plant(rule, "part-of-a-mask-is-pinned", PLACEMENT, "if (num_threads != num_cpus) return {};", "if (num_threads > num_cpus) return {};")
+plant(rule, "siblings-before-cores", PLACEMENT, "places[i].sibling = places[i - 1].sibling + 1;", "places[i].sibling = 0;")
+plant(rule, "nodes-from-the-first-on", PLACEMENT, "cpu.node < caller.node, cpu.node,", "false, cpu.node,")
+plant(rule, "pinned-one-further", POOL, "cpus[static_cast<size_t>(i)]", "cpus[static_cast<size_t>(i) - 1]")
+plant(rule, "an-index-is-anyones", POOL, "const int32_t own_bit = thread % kWordBits;", "const int32_t own_bit = 0;")
+plant(rule, "only-the-caller-wakes", POOL, "    wake(std::numeric_limits<int32_t>::max());\n", "")
+plant(rule, "only-neighbours-stand-in", POOL, "for (size_t w = 0; w < words; ++w) {", "for (size_t w = 0; w < 1; ++w) {")
+plant(rule, "threads-never-sleep", POOL, "if (!may_spin_ || !spin_until([&] { return wake_up(std::memory_order_relaxed); })) {",
+      "while (may_spin_ && !spin_until([&] { return wake_up(std::memory_order_relaxed); })) {\n  }\n  if (!may_spin_) {")
+plant(rule, "pinning-beside-an-executor", ATTENTION + "context.cc", "core::require(options.pinning == ThreadPinning::kAutomatic,", "core::require(true,")

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import gc
+import os
 import sys
 import threading
 
@@ -73,6 +74,18 @@ def test_executors_with_faults_lose_no_work(fault):
     for body in kept:
         with pytest.raises(folio.InvalidArgument, match="has been called before|must be in"):
             body(0)
+
+
+def test_pinning():
+    own = os.sched_getaffinity(0)
+    context = folio.Context.cpu(num_threads=len(own), pinning=folio.ThreadPinning.PINNED)
+    problem = problems.make(batch="prefill", q_heads=16)
+    problems.assert_close(problem, *problems.run(problem, context), problem.exact())
+    assert os.sched_getaffinity(0) == own
+    with pytest.raises(folio.InvalidArgument, match=f"the process may run on {len(own)} CPUs"):
+        folio.Context.cpu(num_threads=len(own) + 1, pinning="pinned")
+    with pytest.raises(folio.InvalidArgument, match="pinning is given beside an executor"):
+        folio.Context.cpu(executor=folio.Executor(lambda n, body: [body(i) for i in range(n)], 2), pinning="unpinned")
 
 
 def test_an_executor_outlives_its_name():

@@ -97,7 +97,7 @@ class BackendRank {
     int64_t elements = 1;
     for (const int64_t extent : shape) elements *= extent;
     const size_t layer_bytes = static_cast<size_t>(elements) * static_cast<size_t>(size_of(config_.kv));
-    pool_ = MappedMemory::on(context_, static_cast<size_t>(config_.num_layers) * layer_bytes);
+    pool_ = MappedMemory::of_cache_on(context_, static_cast<size_t>(config_.num_layers) * layer_bytes);
     for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
       std::byte* const data = pool_.data() + static_cast<size_t>(layer) * layer_bytes;
       tensors_.push_back(Backend::kv_cache_tensor(data, config_.kv, shape, layout()));

@@ -81,7 +81,7 @@ void LayerStack::make_pool() {
                            config_.head_dim_qk, config_.head_dim_v, config_.kv};
   const size_t k_bytes = bytes_of(k_elements(shape), config_.kv);
   const size_t v_bytes = bytes_of(v_elements(shape), config_.kv);
-  pool_ = MappedMemory::on(context_, static_cast<size_t>(config_.num_layers) * (k_bytes + v_bytes));
+  pool_ = MappedMemory::of_cache_on(context_, static_cast<size_t>(config_.num_layers) * (k_bytes + v_bytes));
   std::byte* at = pool_.data();
   for (int32_t layer = 0; layer < config_.num_layers; ++layer, at += k_bytes + v_bytes) {
     const bool hnd = config_.layout == KvLayout::kStridedHnd;

@@ -18,7 +18,7 @@ MappedKvPool::MappedKvPool(const Context& context, const StackConfig& config, Kv
   if (format == KvFormat::kCpuPacked) sizes.layout = KvPoolLayout::kCpuPacked;
   const size_t k_bytes = KvPool::k_bytes_per_layer(sizes);
   const size_t v_bytes = KvPool::v_bytes_per_layer(sizes);
-  memory_ = MappedMemory::on(context, static_cast<size_t>(num_layers) * (k_bytes + v_bytes));
+  memory_ = MappedMemory::of_cache_on(context, static_cast<size_t>(num_layers) * (k_bytes + v_bytes));
   std::vector<void*> k, v;
   for (int32_t layer = 0; layer < num_layers; ++layer) {
     k.push_back(memory_.data() + static_cast<size_t>(layer) * (k_bytes + v_bytes));

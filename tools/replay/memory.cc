@@ -1,11 +1,15 @@
 #include "replay/memory.hpp"
 
 #include <fmt/format.h>
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <climits>
 #include <utility>
 #include <vector>
 
@@ -40,6 +44,12 @@ MappedMemory MappedMemory::on(const Context& context, size_t bytes) {
   memory.gpu_ = bytes == 0 ? nullptr : gpu::allocate(context, bytes);
   memory.data_ = memory.gpu_.get();
   memory.bytes_ = bytes;
+  return memory;
+}
+
+MappedMemory MappedMemory::of_cache_on(const Context& context, size_t bytes) {
+  MappedMemory memory = on(context, bytes);
+  if (memory.mapping_ != nullptr) interleave_over_nodes(memory.data_, bytes);
   return memory;
 }
 
@@ -86,6 +96,16 @@ MappedMemory& MappedMemory::operator=(MappedMemory&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
   return *this;
+}
+
+bool interleave_over_nodes(void* data, size_t bytes) {
+  // As many nodes as any Linux build knows; shorter masks are refused.
+  std::array<unsigned long, 1024 / (sizeof(unsigned long) * CHAR_BIT)> nodes{};
+  constexpr unsigned long kBits = 1024;
+  int policy = MPOL_DEFAULT;
+  if (syscall(SYS_get_mempolicy, &policy, nullptr, 0UL, nullptr, 0UL) != 0 || policy != MPOL_DEFAULT) return false;
+  if (syscall(SYS_get_mempolicy, nullptr, nodes.data(), kBits, nullptr, MPOL_F_MEMS_ALLOWED) != 0) return false;
+  return syscall(SYS_mbind, data, bytes, MPOL_INTERLEAVE, nodes.data(), kBits, 0U) == 0;
 }
 
 int64_t peak_resident_bytes() {

@@ -16,6 +16,8 @@ class MappedMemory {
   explicit MappedMemory(size_t bytes);
   /// As much where the context's kernels read and write: on a GPU device memory, which has no part in the resident set.
   static MappedMemory on(const Context& context, size_t bytes);
+  /// As much for keys and values, which all threads read: on a CPU its pages come from all memory nodes in turn.
+  static MappedMemory of_cache_on(const Context& context, size_t bytes);
   /// As much for both, host and kernels: for a GPU page-locked memory.
   static MappedMemory shared_with(const Context& context, size_t bytes);
   ~MappedMemory();
@@ -34,6 +36,11 @@ class MappedMemory {
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
 };
+
+/// Lets the pages of [data, data + bytes) come from all memory nodes that the process may use in turn, as they are
+/// first touched. `data` begins a page. False where the process has a policy of its own (numactl), which stays, and
+/// where the system allows none.
+bool interleave_over_nodes(void* data, size_t bytes);
 
 /// The largest resident set that this process ever had, in bytes.
 int64_t peak_resident_bytes();

@@ -2,6 +2,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/mempolicy.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <fstream>
@@ -213,6 +216,24 @@ TEST(MappedMemory, CountsWhatWasTouched) {
   memory.data()[1 << 19] = std::byte{1};
   EXPECT_GE(memory.resident_bytes(), 2u * 4096u);
   EXPECT_LT(memory.resident_bytes(), memory.bytes());
+}
+
+TEST(MappedMemory, OfCachesIsInterleaved) {
+  const auto policy_at = [](const std::byte* data) {
+    int policy = -1;
+    return syscall(SYS_get_mempolicy, &policy, nullptr, 0UL, data, MPOL_F_ADDR) == 0 ? policy : -1;
+  };
+  const MappedMemory plain(1 << 20);
+  if (policy_at(plain.data()) != MPOL_DEFAULT) GTEST_SKIP() << "a memory policy of the process, or none is allowed";
+  if (!interleave_over_nodes(plain.data(), 4096)) GTEST_SKIP() << "the system allows no memory policies";
+  EXPECT_EQ(policy_at(plain.data()), MPOL_INTERLEAVE);
+  EXPECT_EQ(policy_at(plain.data() + 4096), MPOL_DEFAULT);
+  const Context context = Context::cpu({.executor = {}, .num_threads = 1, .force_kernel = {}});
+  const MappedMemory cache = MappedMemory::of_cache_on(context, 1 << 20);
+  EXPECT_EQ(policy_at(cache.data()), MPOL_INTERLEAVE);
+  EXPECT_EQ(policy_at(cache.data() + (1 << 20) - 1), MPOL_INTERLEAVE);
+  EXPECT_EQ(cache.resident_bytes(), 0u);
+  EXPECT_EQ(policy_at(MappedMemory::on(context, 1 << 20).data()), MPOL_DEFAULT);
 }
 
 TEST(Percentiles, NearestRank) {

@@ -107,6 +107,10 @@ enum { FOLIO_LSE_BASE_E = 0, FOLIO_LSE_BASE_2 = 1 };
 typedef int32_t folio_where;
 enum { FOLIO_ON_HOST = 0, FOLIO_ON_DEVICE = 1 };
 
+/* Whether the threads of Folio's own pool stay on one CPU each; see folio::ThreadPinning. */
+typedef int32_t folio_thread_pinning;
+enum { FOLIO_PINNING_AUTOMATIC = 0, FOLIO_PINNING_PINNED = 1, FOLIO_PINNING_UNPINNED = 2 };
+
 /* ---- Views: plain structures that never change ---- */
 
 enum { FOLIO_MAX_RANK = 5 };
@@ -225,14 +229,16 @@ typedef struct folio_plan {
 
 typedef struct folio_context_options {
   uint32_t struct_size;
-  int32_t num_threads;      /* 0 = as many as the process may run on; at most 1024; 0 with an executor */
-  folio_executor executor;  /* must outlive the context and everything made with it */
-  const char* force_kernel; /* NULL or "": none */
-  int32_t allow_fp8_mma;    /* not 0: of every op; as folio_prepare_options.allow_fp8_mma, either permits */
-  int32_t validate_tables;  /* not 0: runs check page tables first; see folio::ContextOptions::validate_tables */
+  int32_t num_threads;          /* 0 = as many as the process may run on; at most 1024; 0 with an executor */
+  folio_executor executor;      /* must outlive the context and everything made with it */
+  const char* force_kernel;     /* NULL or "": none */
+  int32_t allow_fp8_mma;        /* not 0: of every op; as folio_prepare_options.allow_fp8_mma, either permits */
+  int32_t validate_tables;      /* not 0: runs check page tables first; see folio::ContextOptions::validate_tables */
+  folio_thread_pinning pinning; /* of Folio's own pool; 0 with an executor and on a GPU */
+  int32_t reserved;             /* 0 */
 } folio_context_options;
 #define FOLIO_CONTEXT_OPTIONS_INIT \
-  { (uint32_t)sizeof(folio_context_options), 0, {NULL, 0, NULL}, NULL, 0, 0 }
+  { (uint32_t)sizeof(folio_context_options), 0, {NULL, 0, NULL}, NULL, 0, 0, FOLIO_PINNING_AUTOMATIC, 0 }
 
 typedef struct folio_attention_config {
   uint32_t struct_size;

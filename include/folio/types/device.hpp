@@ -35,4 +35,9 @@ struct Executor {
   void (*parallel_for)(void* self, int64_t n, ParallelBody body, void* context) = nullptr;
 };
 
+/// Whether the threads of Folio's own pool stay on one CPU each. The caller's thread is never pinned.
+/// kAutomatic pins where the process was given CPUs of its own (an affinity mask that is narrower than the machine, by
+/// taskset, numactl, a cpuset or the engine) and the pool has as many threads as the mask has CPUs.
+enum class ThreadPinning : int32_t { kAutomatic = 0, kPinned = 1, kUnpinned = 2 };
+
 }  // namespace folio::inline v0
