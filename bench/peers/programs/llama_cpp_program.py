@@ -98,7 +98,7 @@ class LlamaCpp:
 
     name = "llama_cpp"
     kv_type = F16  # llama.cpp's own choice
-    largest_error = 2e-2  # decode adds weighted V in 16 bits: 1.3e-2 over 131,072 keys
+    largest_error = 5e-2  # decode adds weighted V in 16 bits: 1.9e-2 over 16,384 keys on one thread
 
     def __init__(self, device):
         if device != "cpu":
