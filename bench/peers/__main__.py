@@ -1,6 +1,6 @@
 """Folio beside its peers, from Python, in one run: speedup = t_peer / t_folio.
 
-    python bench/peers [--device cuda] [--rows 'decode*'] [--programs folio,flashinfer_fa2] [--rounds 15] [--json FILE]
+    python bench/peers [--device cuda] [--rows 'decode*' 'mixed*'] [--programs folio,flashinfer_fa2] [--json FILE]
 
 Every program runs in a process of its own, on the same tensors. A row begins with a check: each program's output, into
 memory of NaNs, is compared with float64. Then programs are timed in turn, each round in another order. A cell is the
@@ -36,25 +36,37 @@ class Worker:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE,
             stderr=None if options.verbose else subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": str(options.threads)})
-        self.state = self._answer()
 
-    def _answer(self):
+    def answer(self):
+        """The next answer: the first one says whether the program is ready."""
         line = self.process.stdout.readline()
         return json.loads(line) if line else {"failed": f"ended with status {self.process.wait()}"}
 
+    def send(self, **request):
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended: the answer says so
+
     def ask(self, **request):
-        if self.process.poll() is not None:
-            return {"failed": "has ended"}
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        return self._answer()
+        self.send(**request)
+        return self.answer()
 
 
-def time_row(workers, index, rounds):
+def prepare_row(workers, index, at_once):
+    """Every worker's answer, in their order."""
+    if not at_once:
+        return [worker.ask(row=index) for worker in workers]
+    for worker in workers:
+        worker.send(row=index)
+    return [worker.answer() for worker in workers]
+
+
+def time_row(workers, answers, rounds):
     """Microseconds of every round by program, what each said of the row, and why the others have no time."""
     said, without = {}, {}
-    for worker in workers:
-        answer = worker.ask(row=index)
+    for worker, answer in zip(workers, answers):
         if "bytes" in answer:
             said[worker.name] = answer
         else:
@@ -97,7 +109,7 @@ def main():
     parser = argparse.ArgumentParser(prog="bench/peers", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--rows", default="*", help="a pattern of rows' names")
+    parser.add_argument("--rows", nargs="+", default=["*"], help="patterns of rows' names")
     parser.add_argument("--programs", help="with commas between; all")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each program, on a CPU")
@@ -110,21 +122,24 @@ def main():
     unknown = [name for name in names if name not in programs()]
     if unknown:
         parser.error(f"no program {unknown[0]!r}; there are {', '.join(programs())}")
-    chosen = [i for i, row in enumerate(ROWS) if options.device in row.on and fnmatch.fnmatch(row.name, options.rows)]
+    chosen = [i for i, row in enumerate(ROWS)
+              if options.device in row.on and any(fnmatch.fnmatch(row.name, pattern) for pattern in options.rows)]
     if not chosen:
-        parser.error(f"no row of {options.device} is named {options.rows!r}")
+        parser.error(f"no row of {options.device} is named {' or '.join(map(repr, options.rows))}")
     workers = []
-    for name in names:
-        worker = Worker(name, options)
-        if "ready" in worker.state:
+    for worker in [Worker(name, options) for name in names]:
+        state = worker.answer()
+        if "ready" in state:
             workers.append(worker)
         else:
-            print(f"without {name}: {next(iter(worker.state.values()))}", file=sys.stderr)
+            print(f"without {worker.name}: {next(iter(state.values()))}", file=sys.stderr)
     print("| row | folio, us | of the read | of the GEMM | speedup = t_peer / t_folio: median (least-largest) |")
     print("|---|---|---|---|---|")
     results = []
     for index in chosen:
-        times, said, without = time_row(workers, index, options.rounds)
+        # On a GPU one after the other: a peer may try its kernels before it chooses one.
+        answers = prepare_row(workers, index, at_once=options.device == "cpu")
+        times, said, without = time_row(workers, answers, options.rounds)
         print_row(ROWS[index], times, said, without)
         results.append({"row": ROWS[index].name, "us": times, "said": said, "without": without})
     if options.json:

@@ -347,6 +347,8 @@ plant(rule, "more-heads-than-memory", TILE_LOOP, "params_.tile.rows / row_stride
 plant(rule, "heads-continue-as-the-first", TILE_LOOP, "work_tiles[begin.partial + i - 1]", "work_tiles[work_tiles[first].partial + i - 1]")
 plant(rule, "claims-leave-a-work-tile-out", TILE_LOOP, "at + claimed.heads, std::memory_order_relaxed", "at + claimed.heads + 1, std::memory_order_relaxed")
 plant(rule, "heads-combine-into-the-first", TILE_LOOP, "combine_split(heads_[h], h * stride)", "combine_split(heads_[h], 0)")
+plant(rule, "long-request-in-one-claim", TILE_LOOP, "keys_of_plan() / claims / keys)", "int64_t{kMaxHeads})")
+plant(rule, "keys-of-one-tile-for-the-plan", TILE_LOOP, "keys_of_plan_ += keys_of(", "keys_of_plan_ = keys_of(")
 
 rule = "AMX: work tiles of few rows are the AVX-512 kernel's"
 AMX_KERNEL = "src/kernels/cpu/amx/kernel.cc"

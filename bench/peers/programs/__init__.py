@@ -1,5 +1,6 @@
 """A program is a class with a name, a constructor that takes the device and raises where the program cannot run there,
-and prepare(problem), which returns run(layer) -> out or raises Refused."""
+and prepare(problem), which returns run(layer) -> out or raises Refused. Its largest_error, where it has one, is the
+relative norm of the error that it may have."""
 
 
 class Refused(Exception):
@@ -23,6 +24,8 @@ def programs():
         "flash_attn_3_dense": ("flash_attn_3_program", "FlashAttn3Dense"),
         "flash_mla": ("flash_mla_program", "FlashMla"),
         "vllm_cpu": ("vllm_cpu_program", "VllmCpu"),
+        "llama_cpp": ("llama_cpp_program", "LlamaCpp"),
+        "llama_cpp_q8_0": ("llama_cpp_program", "LlamaCppQ8"),
         "torch_sdpa": ("torch_program", "TorchSdpa"),
         "read": ("torch_program", "Read"),
         "gemm": ("torch_program", "Gemm"),

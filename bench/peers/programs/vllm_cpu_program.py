@@ -21,6 +21,7 @@ class VllmCpu:
         if not hasattr(torch.ops._C, "cpu_attention_with_kv_cache"):
             raise RuntimeError("vLLM is installed without its CPU kernels")
         self.ops, self.isa_of = _custom_ops, cpu_attn._get_attn_isa
+        torch.cpu._init_amx()  # the kernel's leave to use tiles, which an engine has from its matrix products
 
     def prepare(self, problem):
         row = problem.row

@@ -1,6 +1,9 @@
+#include <algorithm>
+#include <numeric>
 #include <random>
 
 #include "core/instrumented_test_util.hpp"
+#include "kernels/cpu/common/kernel.hpp"
 #include "kernels/cpu/common/kernel_fixture_test_util.hpp"
 #include "kernels/cpu/common/random_case_test_util.hpp"
 
@@ -48,6 +51,50 @@ TEST_P(DynamicPlansOnCpu, OutputBits_FixedSplits_EqualThoseOfOneWorker) {
       EXPECT_EQ(dynamic.lse, fixed.lse) << workers << " workers";
     }
   }
+}
+
+/// Keys of all KV heads of each claim of the last run with `recorder`.
+struct Claims {
+  std::vector<int64_t> keys;
+  bool has_keys = true;  ///< of the last claim
+};
+Claims claims;
+
+void record_claim(const cpu::WorkTileParams&) noexcept {
+  if (claims.has_keys) claims.keys.push_back(0);
+  claims.has_keys = false;
+}
+void record_keys(const cpu::WorkTileParams* heads, int32_t num_heads) noexcept {
+  claims.keys.back() += int64_t{num_heads} * (heads[0].kv.kv_end - heads[0].kv.kv_begin);
+  claims.has_keys = true;
+}
+void combine_nothing(float*, float*, float*, float, float, const float*, int32_t) noexcept {}
+
+constexpr cpu::Collective kRecorder{
+    .load_q = record_claim, .mainloop = record_keys, .combine_states = combine_nothing, .min_rows_of_heads = 1};
+
+std::vector<int64_t> claimed_keys(const AttentionKernel& kernel, const std::vector<int32_t>& kv_lens) {
+  AttentionKernel recorder = kernel;
+  recorder.run_worker = [](const AttentionParams& params, int32_t worker) noexcept {
+    AttentionParams all = params;  // one worker claims everything: AttentionCase would let it claim a part
+    all.plan.num_dynamic_tiles = all.plan.num_work_tiles;
+    cpu::run_worker(kRecorder, all, worker);
+  };
+  AttentionConfig config = plain_config();
+  config.num_q_heads = config.num_kv_heads = 8;
+  AttentionCase subject(config, paged_batch(std::vector<int32_t>(kv_lens.size(), 1), kv_lens), {}, 1);
+  claims = {};
+  subject.run(recorder, 16);
+  return claims.keys;
+}
+
+TEST_P(DynamicPlansOnCpu, Claim_LongRequest_IsNoMoreThanAWorkersShare) {
+  std::vector<int32_t> kv_lens(64, 128);
+  const int64_t together = claimed_keys(*GetParam(), kv_lens).front();
+  EXPECT_GE(together, 4 * 128) << "KV heads of short requests";
+  kv_lens[0] = 16384;
+  const std::vector<int64_t> keys = claimed_keys(*GetParam(), kv_lens);
+  EXPECT_LE(16 * *std::max_element(keys.begin(), keys.end()), std::accumulate(keys.begin(), keys.end(), int64_t{0}));
 }
 
 }  // namespace

@@ -147,7 +147,8 @@ class DynamicTileScheduler {
     do {
       if (at >= plan_.num_dynamic_tiles) return false;
       claimed = accumulation_at(at);
-      const int32_t most = std::min({max_heads(claimed.tile(0, 0)), heads_at(at), plan_.num_dynamic_tiles - at});
+      int32_t most = std::min(max_heads(claimed.tile(0, 0)), plan_.num_dynamic_tiles - at);
+      if (most > 1) most = std::min(most, heads_of(claimed));
       while (claimed.heads < most && has_head(claimed, claimed.heads)) ++claimed.heads;
     } while (!next_.compare_exchange_weak(at, at + claimed.heads, std::memory_order_relaxed));
     return true;
@@ -168,16 +169,30 @@ class DynamicTileScheduler {
   }
 
   /// KV heads of a claim, at most: those that the plan has splits for, or a share of what is left, so that late workers
-  /// find something.
-  int32_t heads_at(int32_t at) const {
+  /// find something. It is a share of the keys too: a long request's splits for one head must not meet in one claim.
+  int32_t heads_of(const Accumulation& claimed) {
     constexpr int32_t kClaimsEach = 2;  // of what is left, for every worker
     if (plan_.claimed_heads > 1) return plan_.claimed_heads;
     if (plan_.num_workers == 1) return kMaxHeads;
-    return std::max(1, (plan_.num_dynamic_tiles - at) / (kClaimsEach * plan_.num_workers));
+    const int64_t claims = int64_t{kClaimsEach} * plan_.num_workers;
+    int64_t keys = 1;
+    for (int32_t i = 0; i < claimed.tiles; ++i) keys += keys_of(claimed.tile(0, i));
+    const int64_t heads = std::min((plan_.num_dynamic_tiles - claimed.first) / claims, keys_of_plan() / claims / keys);
+    return static_cast<int32_t>(std::clamp<int64_t>(heads, 1, kMaxHeads));
+  }
+
+  static int64_t keys_of(const scheduler::WorkTile& tile) { return tile.kv_end - tile.kv_begin; }
+
+  int64_t keys_of_plan() {
+    if (keys_of_plan_ == 0) {
+      for (int32_t i = 0; i < plan_.num_work_tiles; ++i) keys_of_plan_ += keys_of(plan_.work_tiles[i]);
+    }
+    return keys_of_plan_;
   }
 
   const scheduler::PlanView& plan_;
   std::atomic<int32_t>& next_;
+  int64_t keys_of_plan_ = 0;  ///< of all work tiles, counted once where it is asked for
 };
 
 /// Computes accumulations by one collective.
