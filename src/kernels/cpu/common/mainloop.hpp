@@ -33,6 +33,8 @@ FOLIO_INLINE void iterate_kv_tiles(const WorkTileParams* heads, int32_t num_head
     located[i].visible = scratch.visible + i * padded_rows(heads[0].num_rows);
   }
   const int32_t v_pair_bytes = kv.packed_v ? v_bytes : 0;
+  const bool k_streams = kv.k_token == k_bytes;
+  const bool v_streams = kv.v_token == (kv.packed_v ? 2 : 1) * v_bytes;
   const bool v_is_k = kv.v >= kv.k && kv.v < kv.k + k_bytes;
   int32_t head = 0;
   bool more = find_tile(heads[0], kv.kv_begin / kTileTokens * kTileTokens, located[0]);
@@ -41,11 +43,11 @@ FOLIO_INLINE void iterate_kv_tiles(const WorkTileParams* heads, int32_t num_head
     const LocatedTile& now = located[current];
     LocatedTile& next = located[current ^ 1];
     more = next_tile(heads, num_heads, now, head, next);
-    const Prefetch next_k{more ? next.rows.k : nullptr, 0, k_bytes, 0};
-    const Prefetch v{v_is_k ? nullptr : now.rows.v, 0, v_bytes, v_pair_bytes};
+    const Prefetch next_k{more ? next.rows.k : nullptr, 0, k_bytes, 0, k_streams};
+    const Prefetch v{v_is_k ? nullptr : now.rows.v, 0, v_bytes, v_pair_bytes, v_streams};
     gemm_qk(work, now, num_heads > 1 ? next_k : v);
     softmax_rows(work, now.tile, now.visible);
-    const Prefetch next_v{more && !v_is_k ? next.rows.v : nullptr, 0, v_bytes, v_pair_bytes};
+    const Prefetch next_v{more && !v_is_k ? next.rows.v : nullptr, 0, v_bytes, v_pair_bytes, v_streams};
     gemm_pv(work, now, num_heads > 1 ? next_v : next_k);
   }
 }

@@ -108,21 +108,22 @@ static inline bool next_tile(const WorkTileParams* heads, int32_t num_heads, con
   return true;
 }
 
-/// Prefetches a part of every K or V row of a KV tile to L2, one token at a time. The order of calls is that of tokens;
-/// the rows that they prefetch alternate between four quarters of the tile. A head's rows of a quarter are about one
-/// memory page, within which hardware prefetchers follow: several streams at once keep more of them ahead than one.
+/// Prefetches a part of every K or V row of a KV tile to L2, one token at a time. Where a head's rows follow each other
+/// in memory, the rows alternate between four quarters of the tile: a quarter is about one memory page, within which
+/// hardware prefetchers follow, and several streams at once keep more of them ahead than one.
 struct Prefetch {
   const unsigned char* const* rows =
       nullptr;        ///< [kTileTokens], or [kTileTokens / 2] pairs; null = nothing to prefetch
   int32_t begin = 0;  ///< bytes [begin, end) of a token's vector
   int32_t end = 0;
   int32_t pair_bytes = 0;  ///< of a token, in pairs; 0 = not in pairs
+  bool streams = false;    ///< rows follow each other in memory
 
   /// The t-th call for a tile.
   FOLIO_INLINE_MEMBER void issue(int32_t t) const {
     constexpr int32_t kStreams = 4;
     if (rows == nullptr) return;
-    t = t % kStreams * (kTileTokens / kStreams) + t / kStreams;
+    if (streams) t = t % kStreams * (kTileTokens / kStreams) + t / kStreams;
     const unsigned char* const row = pair_bytes != 0 ? rows[t >> 1] + (t & 1) * pair_bytes : rows[t];
     for (int32_t at = begin; at < end; at += kCacheLine) __builtin_prefetch(row + at, 0, 2);
   }
