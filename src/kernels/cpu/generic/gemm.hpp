@@ -308,7 +308,7 @@ FOLIO_INLINE void gemm_pv(const WorkTileParams& work, const LocatedTile& located
   }
   upcast_v<kType>(work, located, prefetch);
   int32_t r = 0;
-  if (!located.uniform && has_non_finite_v(work)) {
+  if (kType != DType::kInt8 && !located.uniform && has_non_finite_v(work)) {
     for (; r < work.num_rows; ++r) pv_row_visible_only(work, located.visible[r], r);
   }
   for (; r + 4 <= work.num_rows; r += 4) pv_rows_from_upcast<4>(work, located.visible, r);

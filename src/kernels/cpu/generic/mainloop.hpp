@@ -9,7 +9,7 @@
 ///     find_tile (page table, mask)      KV tile i            prefetched meanwhile, to L2
 ///       |
 ///     gemm_qk   S = Q K^T               K upcast on load     V of tile i
-///     softmax_rows  row_max, P, row_sum
+///     softmax_rows  row_max, P, row_sum   int8: S times scales of K, P times scales of V
 ///     gemm_pv   O = O * rescale + P V   V upcast on load     K of tile i + 1
 ///
 /// With several KV heads, tile i + 1 is the next head's of the same tokens, then the first head's next: memory is read
@@ -29,6 +29,10 @@ static void mainloop_as(const WorkTileParams* heads, int32_t num_heads) {
     const unsigned char** const rows = scratch.rows + 2 * i * kTileTokens;
     located[i].rows = {rows, rows + kTileTokens, scratch.pairs + 8 * i * heads[0].v_stride};
     located[i].visible = scratch.visible + i * padded_rows(heads[0].num_rows);
+    if constexpr (kType == DType::kInt8) {
+      float* const scales = scratch.token_scales + 2 * i * kTileTokens;
+      located[i].rows.scales = {scales, scales + kTileTokens};
+    }
   }
   const auto k_bytes = kDsMla ? kDsMlaRowBytes : static_cast<int32_t>(heads[0].head_dim_qk * element_bytes(kType));
   const auto v_bytes = static_cast<int32_t>(heads[0].head_dim_v * element_bytes(kType));
@@ -45,7 +49,7 @@ static void mainloop_as(const WorkTileParams* heads, int32_t num_heads) {
     const Prefetch next_k{more ? next.rows.k : nullptr, 0, k_bytes, 0};
     const Prefetch v{v_is_k ? nullptr : now.rows.v, 0, v_bytes, v_pair_bytes};
     gemm_qk<kType>(work, now, num_heads > 1 ? next_k : v);
-    softmax_rows(work, now.tile, now.visible);
+    softmax_rows(work, now.tile, now.visible, now.rows.scales);
     const Prefetch next_v{more && !v_is_k ? next.rows.v : nullptr, 0, v_bytes, v_pair_bytes};
     gemm_pv<kType>(work, now, num_heads > 1 ? next_v : next_k);
   }
@@ -59,6 +63,7 @@ static void mainloop(const WorkTileParams* heads, int32_t num_heads) noexcept {
     case DType::kBFloat16: mainloop_as<DType::kBFloat16>(heads, num_heads); break;
     case DType::kFloat8E4M3: mainloop_as<DType::kFloat8E4M3>(heads, num_heads); break;
     case DType::kFloat8E5M2: mainloop_as<DType::kFloat8E5M2>(heads, num_heads); break;
+    case DType::kInt8: mainloop_as<DType::kInt8>(heads, num_heads); break;
     case DType::kFloat4E2M1x2:
     case DType::kUnset: break;
   }
