@@ -1,89 +1,17 @@
-// int8 caches with a scale a token and KV head: written, copied, gathered, converted, attended to.
+// int8 caches with a scale a token and KV head: written, copied, gathered, converted.
 #include <gtest/gtest.h>
 
 #include <array>
 #include <cmath>
 #include <limits>
 
-#include "attention/cache_test_util.hpp"
-#include "core/aligned_buffer.hpp"
+#include "attention/int8_cache_test_util.hpp"
 #include "core/expect_refused_test_util.hpp"
-#include "folio/reference.hpp"
 
 namespace folio::inline v0::attention {
 namespace {
 
 using folio::testing::expect_refused;
-
-enum class Int8Layout { kNhd, kHnd, kPacked, kAlias, kInline };
-constexpr Int8Layout kInt8Layouts[] = {Int8Layout::kNhd, Int8Layout::kHnd, Int8Layout::kPacked, Int8Layout::kAlias,
-                                       Int8Layout::kInline};
-
-/// A cache of 7s with scales of NaN.
-struct Int8Pool {
-  Int8Pool(Int8Layout layout, int64_t pages, int32_t page_size, int32_t heads, int32_t dim_qk, int32_t dim_v)
-      : shape{pages, page_size, heads, dim_qk, dim_v, DType::kInt8},
-        scales(static_cast<size_t>(2 * token_scale_elements(shape)), std::numeric_limits<float>::quiet_NaN()) {
-    const int64_t rows = pages * page_size * heads;
-    const int32_t row_bytes = dim_qk + dim_v + 2 * int32_t{sizeof(float)};  // kInline: K, V, their scales
-    values = core::AlignedBuffer(static_cast<size_t>(rows * row_bytes), 64);
-    auto* const k = values.data();
-    std::memset(k, 7, values.bytes());
-    std::byte* const v = k + k_elements(shape);
-    float* const v_scales = scales.data() + token_scale_elements(shape);
-    switch (layout) {
-      case Int8Layout::kNhd: view = make_nhd_view(shape, k, v, scales.data(), v_scales); break;
-      case Int8Layout::kHnd: view = make_hnd_view(shape, k, v, scales.data(), v_scales); break;
-      case Int8Layout::kPacked: view = make_cpu_packed_view(shape, k, v, scales.data(), v_scales); break;
-      case Int8Layout::kAlias:
-        view = make_nhd_view(shape, k, v, scales.data(), v_scales);
-        view.v = view.k;
-        view.v_strides = view.k_strides;
-        view.v_token_scales = view.k_token_scales;
-        break;
-      case Int8Layout::kInline: {
-        view = make_nhd_view(shape, k, v, scales.data(), v_scales);
-        view.v = k + dim_qk;
-        view.k_strides =
-            view.v_strides = {int64_t{page_size} * heads * row_bytes, int64_t{heads} * row_bytes, row_bytes};
-        for (TokenScales* const half : {&view.k_token_scales, &view.v_token_scales}) {
-          half->strides = {view.k_strides.page / 4, view.k_strides.token / 4, row_bytes / 4};
-        }
-        view.k_token_scales.data = reinterpret_cast<float*>(k + dim_qk + dim_v);
-        view.v_token_scales.data = view.k_token_scales.data + 1;
-        break;
-      }
-    }
-  }
-
-  float scale(bool is_k, int64_t slot, int64_t head) const {
-    const TokenScales& half = is_k ? view.k_token_scales : view.v_token_scales;
-    const KvStrides& s = half.strides;
-    return half.data[slot / shape.page_size * s.page + slot % shape.page_size * s.token + head * s.head];
-  }
-  float stored(bool is_k, int64_t slot, int64_t head, int64_t d) const {
-    const int64_t page = slot / shape.page_size;
-    const int64_t token = slot % shape.page_size;
-    const int64_t at = is_k ? k_index(view, page, token, head, d) : v_index(view, page, token, head, d);
-    return load_as_float(is_k ? view.k : view.v, DType::kInt8, at);
-  }
-
-  KvCacheShape shape;
-  std::vector<float> scales;
-  core::AlignedBuffer values;
-  KvCacheView view;
-};
-
-CacheWriteArgs write_args(Rows& k, Rows& v, const std::vector<int64_t>& slots, const Int8Pool& pool) {
-  CacheWriteArgs args;
-  args.k = k.view();
-  args.v = v.view();
-  if (pool.view.v == pool.view.k) args.v.data = nullptr;
-  args.slot_mapping = slots.data();
-  args.num_slots = static_cast<int64_t>(slots.size());
-  args.cache = pool.view;
-  return args;
-}
 
 /// Expects that a slot holds what the token becomes.
 void expect_token(const Int8Pool& pool, bool is_k, int64_t slot, const Rows& rows, int64_t token, int64_t dim) {
@@ -298,87 +226,6 @@ TEST(Int8Cache, ConvertsPagesOfFloats) {
   }
 }
 
-/// A decode of one request over a cache, with its arguments.
-struct OneDecode {
-  static constexpr int32_t kDim = 64, kKeys = 200, kPage = 16, kPages = 13;
-  OneDecode(const KvCacheView& cache, DType kv, const std::vector<float>& q) {
-    config.num_q_heads = 4;
-    config.num_kv_heads = 2;
-    config.head_dim_qk = config.head_dim_v = kDim;
-    config.q = DType::kFloat32;
-    config.kv = kv;
-    config.kv_format = cache.format;
-    config.page_size = kPage;
-    std::iota(indices.begin(), indices.end(), 0);
-    lengths[0].kv_len = kv_len.data();
-    batch.num_requests = batch.num_tokens = 1;
-    batch.cu_q = cu_q.data();
-    batch.segments = lengths;
-    segments[0].cache = cache;
-    segments[0].table = csr_table(indices, indptr);
-    args.q = ConstTensorView(q.data(), DType::kFloat32, {1, 4, kDim});
-    args.out = TensorView(out.data(), DType::kFloat32, {1, 4, kDim});
-    args.segments = segments;
-  }
-  AttentionOp run() {
-    const Context context = Context::cpu();
-    AttentionOp op = prepare(context, config);
-    PlanBuffer buffer = make_plan_buffer(op);
-    const AttentionPlan made = plan(op, batch, buffer);
-    core::AlignedBuffer memory(workspace_size(made), core::AlignedBuffer::kWorkspaceAlignment);
-    folio::run(made, args, {memory.data(), memory.bytes()});
-    return op;
-  }
-  std::vector<double> oracle(const AttentionConfig& prepared) const {
-    std::vector<double> expected(4 * kDim);
-    for (int32_t head = 0; head < 4; ++head) {
-      verify::reference_row(prepared, batch, args, 0, head,
-                            std::span(expected).subspan(static_cast<size_t>(head) * kDim, kDim));
-    }
-    return expected;
-  }
-
-  AttentionConfig config;
-  std::vector<int32_t> cu_q{0, 1}, kv_len{kKeys}, indptr{0, kPages};
-  std::vector<int32_t> indices = std::vector<int32_t>(kPages);
-  std::array<KvSegment, 1> lengths;
-  std::array<SegmentArgs, 1> segments;
-  BatchView batch;
-  AttentionArgs args;
-  std::vector<float> out = std::vector<float>(4 * kDim);
-};
-
-struct Written {
-  Written()
-      : k(DType::kFloat32, OneDecode::kKeys, 2, OneDecode::kDim, 0, 21),
-        v(DType::kFloat32, OneDecode::kKeys, 2, OneDecode::kDim, 0, 22) {
-    for (float& value : q) value = 0.7f * static_cast<float>(normal(random));
-    std::iota(slots.begin(), slots.end(), int64_t{0});
-  }
-  std::mt19937 random{23};
-  std::normal_distribution<double> normal;
-  Rows k, v;
-  std::vector<float> q = std::vector<float>(4 * OneDecode::kDim);
-  std::vector<int64_t> slots = std::vector<int64_t>(OneDecode::kKeys);
-};
-
-/// Attention over what was written is the oracle's over the stored numbers. Scales of the segment multiply besides.
-TEST(Int8Cache, IsAttendedTo) {
-  for (const Int8Layout layout : {Int8Layout::kNhd, Int8Layout::kHnd, Int8Layout::kPacked, Int8Layout::kInline}) {
-    Written w;
-    Int8Pool pool(layout, OneDecode::kPages, OneDecode::kPage, 2, OneDecode::kDim, OneDecode::kDim);
-    write_kv_cache(Context::cpu(), write_args(w.k, w.v, w.slots, pool));
-    OneDecode decode(pool.view, DType::kInt8, w.q);
-    decode.segments[0].k_scale.value = 0.5f;
-    decode.segments[0].v_scale.value = 3.0f;
-    const AttentionOp op = decode.run();
-    EXPECT_TRUE(op.kernel_name().starts_with("generic")) << op.kernel_name();
-    EXPECT_EQ(op.config().ragged_kv, DType::kFloat32);
-    const std::vector<double> expected = decode.oracle(op.config());
-    for (size_t i = 0; i < expected.size(); ++i) ASSERT_NEAR(decode.out[i], expected[i], 1e-5) << i;
-  }
-}
-
 TEST(Int8Cache, NeedsScalesThatLieApart) {
   Int8Pool pool(Int8Layout::kNhd, 2, 16, 2, 64, 64);
   const auto refused = [&](const std::string& text, const auto& change) {
@@ -447,87 +294,6 @@ TEST(Int8Cache, RefusesWhatItCannotTake) {
   other.view.k_token_scales = pool.view.k_token_scales;
   expect_refused("share memory, but are not the same cache",
                  [&] { copy_pages(Context::cpu(), pool.view, other.view, page, page); });
-}
-
-TEST(Int8Cache, PreparesForCachesAlone) {
-  AttentionConfig config;
-  config.num_q_heads = config.num_kv_heads = 2;
-  config.head_dim_qk = config.head_dim_v = 64;
-  config.q = DType::kBFloat16;
-  config.kv = DType::kInt8;
-  config.page_size = 16;
-  const Context context = Context::cpu();
-  EXPECT_NO_THROW(prepare(context, config));
-  for (const KernelAnswer& answer : explain(context, config)) {
-    EXPECT_EQ(answer.refusal.empty(), answer.available && answer.name.starts_with("generic")) << answer.name;
-    EXPECT_TRUE(!answer.available || answer.refusal.empty() || answer.refusal.find("kv is int8") == 0)
-        << answer.refusal;
-  }
-  const auto refused = [&](const std::string& text, const auto& change) {
-    AttentionConfig changed = config;
-    change(changed);
-    expect_refused(
-        text, [&] { prepare(context, changed); }, ErrorCode::kUnsupported);
-  };
-  refused("q is int8, which is a type of paged caches (kv) alone", [](AttentionConfig& c) { c.q = DType::kInt8; });
-  refused("ragged_kv is int8", [](AttentionConfig& c) { c.ragged_kv = DType::kInt8; });
-  refused("out is int8", [](AttentionConfig& c) { c.out = DType::kInt8; });
-
-  Written w;
-  Int8Pool pool(Int8Layout::kNhd, OneDecode::kPages, OneDecode::kPage, 2, OneDecode::kDim, OneDecode::kDim);
-  OneDecode decode(pool.view, DType::kInt8, w.q);
-  decode.args.out.data = pool.scales.data();
-  expect_refused("out overlaps k_token_scales", [&] { decode.run(); });
-}
-
-/// Relative root mean square error of attention over a cache, against float64 over what was written.
-double relative_error(Written& w, const KvCacheView& cache, DType dtype, Scale scale = {}) {
-  CacheWriteArgs args;
-  args.k = w.k.view();
-  args.v = w.v.view();
-  args.slot_mapping = w.slots.data();
-  args.num_slots = static_cast<int64_t>(w.slots.size());
-  args.cache = cache;
-  args.k_scale = args.v_scale = scale;
-  write_kv_cache(Context::cpu(), args);
-  OneDecode decode(cache, dtype, w.q);
-  decode.segments[0].k_scale = decode.segments[0].v_scale = scale;
-  decode.run();
-  const KvCacheShape exact_shape{OneDecode::kPages, OneDecode::kPage, 2,
-                                 OneDecode::kDim,   OneDecode::kDim,  DType::kFloat32};
-  Pool exact(Layout::kNhd, exact_shape, 31);
-  args.cache = exact.view();
-  args.k_scale = args.v_scale = {};
-  write_kv_cache(Context::cpu(), args);
-  OneDecode exact_decode(args.cache, DType::kFloat32, w.q);
-  const std::vector<double> expected = exact_decode.oracle(exact_decode.config);
-  double error = 0.0;
-  double size = 0.0;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    error += (static_cast<double>(decode.out[i]) - expected[i]) * (static_cast<double>(decode.out[i]) - expected[i]);
-    size += expected[i] * expected[i];
-  }
-  return std::sqrt(error / size);
-}
-
-/// int8 lies between bfloat16 and e4m3 (docs/kernels/generic.md has the figures).
-TEST(Int8Cache, ErrsLessThanE4M3) {
-  Written w;
-  const auto shape = [](DType dtype) {
-    return KvCacheShape{OneDecode::kPages, OneDecode::kPage, 2, OneDecode::kDim, OneDecode::kDim, dtype};
-  };
-  Int8Pool int8(Int8Layout::kNhd, OneDecode::kPages, OneDecode::kPage, 2, OneDecode::kDim, OneDecode::kDim);
-  Pool bfloat16(Layout::kNhd, shape(DType::kBFloat16), 1), e4m3(Layout::kNhd, shape(DType::kFloat8E4M3), 2);
-  Scale scale;
-  scale.value = 16.0f / 448.0f;  // the largest value is below 16
-  const double of_int8 = relative_error(w, int8.view, DType::kInt8);
-  const double of_bfloat16 = relative_error(w, bfloat16.view(), DType::kBFloat16);
-  const double of_e4m3 = relative_error(w, e4m3.view(), DType::kFloat8E4M3, scale);
-  RecordProperty("int8", std::to_string(of_int8));
-  RecordProperty("bfloat16", std::to_string(of_bfloat16));
-  RecordProperty("e4m3", std::to_string(of_e4m3));
-  EXPECT_LT(of_bfloat16, of_int8);
-  EXPECT_LT(3.0 * of_int8, of_e4m3);
 }
 
 }  // namespace

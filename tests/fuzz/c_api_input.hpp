@@ -59,7 +59,8 @@ void disturb_size(FuzzInput& input, Padded<Struct>& given) {
 inline folio_dtype take_dtype(FuzzInput& input, folio_dtype usual) {
   const auto kind = input.take<uint8_t>();
   if (kind < 160) return usual;
-  return kind < 250 ? kind % 8 : input.take<int32_t>();
+  if (kind >= 244 && kind < 250) return FOLIO_DTYPE_INT8;
+  return kind < 244 ? kind % 7 : input.take<int32_t>();
 }
 
 inline int64_t dtype_size(folio_dtype dtype) {
@@ -305,10 +306,10 @@ inline folio_kv_cache_view take_cache(FuzzInput& input, Memory& memory, const fo
   return view;
 }
 
-/// What an int8 cache has beside it, and sometimes another.
+/// What an int8 cache has beside it.
 inline folio_token_scales take_token_scales(FuzzInput& input, Memory& memory, const folio_kv_cache_view& view) {
   folio_token_scales scales = FOLIO_TOKEN_SCALES_INIT;
-  if (view.dtype != FOLIO_DTYPE_INT8 && input.take<uint8_t>() % 64 != 0) return scales;
+  if (view.dtype != FOLIO_DTYPE_INT8) return scales;
   const int64_t heads = std::max(view.num_kv_heads, 0);
   const int64_t page = std::max(view.page_size, 0) * heads;
   scales.data = static_cast<float*>(memory.get(std::max<int64_t>(view.num_pages, 0) * page, 4));

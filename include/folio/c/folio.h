@@ -256,7 +256,7 @@ typedef struct folio_attention_config {
   int32_t head_dim_v;  /* a multiple of 8 */
   folio_dtype q;
   folio_dtype kv;        /* of paged segments */
-  folio_dtype ragged_kv; /* of ragged segments; unset = that of kv, or of q where kv is fp8 */
+  folio_dtype ragged_kv; /* of ragged segments; unset = that of kv, or of q where kv is fp8, int8 */
   folio_dtype out;       /* unset = that of q, or bfloat16 where q is fp8 */
   folio_kv_format kv_format;
   int32_t page_size;
