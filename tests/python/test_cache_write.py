@@ -136,6 +136,10 @@ def test_int8_caches_have_a_scale_for_each_token_and_head(layout):
     folio.run(plan, folio.AttentionArgs(q, out, [segment]), folio.Workspace(folio.workspace_size(op)))
     stored = [half[pages].reshape(-1, HEADS, DIM)[:37] * scales[pages].reshape(-1, HEADS, 1)[:37].astype(np.float64)
               for half, scales in zip(arrays[:2], arrays[2:])]
+    gathered = [np.empty((37, HEADS, DIM), np.float32) for _ in range(2)]
+    folio.gather_kv(context, cache, folio.dense_table(pages[None]), [37], *gathered)
+    for half, exact in zip(gathered, stored):
+        np.testing.assert_array_equal(half, exact.astype(np.float32))
     for head in range(4):
         logits = stored[0][:, head // 2] @ q[0, head].astype(np.float64) / np.sqrt(DIM)
         p = np.exp(logits - logits.max())
