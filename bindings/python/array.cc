@@ -239,6 +239,7 @@ nb::dlpack::dtype element_of(DType dtype) {
     case DType::kBFloat16: return {kDlBfloat, bits, 1};
     case DType::kFloat8E4M3: return {kDlFloat8E4M3Fn, bits, 1};
     case DType::kFloat8E5M2: return {kDlFloat8E5M2, bits, 1};
+    case DType::kInt8: return {kDlInt, bits, 1};
     case DType::kFloat4E2M1x2:
     case DType::kUnset: break;
   }

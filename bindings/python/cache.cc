@@ -33,8 +33,34 @@ void require_equal(const char* what, int64_t k, int64_t v) {
   if (k != v) refuse("k has " + std::to_string(k) + " " + what + ", v " + std::to_string(v));
 }
 
+/// The scales of an int8 cache's tokens, where they are given.
+struct ScaleSources {
+  nb::object k;
+  nb::object v;
+};
+
+/// One of them: dimensions as those of the keys, but without components.
+void set_token_scales(Cache& cache, TokenScales& scales, nb::handle source, const std::string& name, size_t token,
+                      size_t head) {
+  if (source.is_none()) return;
+  Array array = borrow(source, name, Access::kWriteIfPossible);
+  if (array.dtype != DType::kFloat32) refuse(name + " is " + element_text(array.element) + "; it must be float32");
+  const KvCacheView& view = cache.view;
+  const bool fits = array.rank() == 3 && array.size(0) == view.num_pages &&
+                    array.size(static_cast<int64_t>(token)) == view.page_size &&
+                    array.size(static_cast<int64_t>(head)) == view.num_kv_heads;
+  if (!fits) {
+    refuse(name + " has shape " + shape_text(array) + "; it must be that of k without the head dimension");
+  }
+  scales.data = static_cast<float*>(array.data);
+  scales.strides = {array.stride(0), array.stride(static_cast<int64_t>(token)),
+                    array.stride(static_cast<int64_t>(head))};
+  cache.arrays.push_back(std::move(array));
+}
+
 /// `token` and `head` say which dimensions of the arrays are which; `pair` is how many tokens V keeps side by side.
-Cache make_cache(Tensor k, Tensor v, KvFormat format, size_t token, size_t head, int64_t pair) {
+Cache make_cache(Tensor k, Tensor v, const ScaleSources& scales, KvFormat format, size_t token, size_t head,
+                 int64_t pair) {
   require_equal("pages", k.view.shape[0], v.view.shape[0]);
   require_equal("tokens a page", k.view.shape[token], v.view.shape[token] * pair);
   require_equal("heads", k.view.shape[head], v.view.shape[head]);
@@ -54,27 +80,30 @@ Cache make_cache(Tensor k, Tensor v, KvFormat format, size_t token, size_t head,
   view.head_dim_v = to_int32(v.view.shape[3], "v's head dimension");
   view.k_strides = {k.view.strides[0], k.view.strides[token], k.view.strides[head]};
   view.v_strides = {v.view.strides[0], v.view.strides[token], v.view.strides[head]};
-  validate(view);
   cache.arrays = {std::move(k.array), std::move(v.array)};
+  set_token_scales(cache, view.k_token_scales, scales.k, "k_token_scales", token, head);
+  set_token_scales(cache, view.v_token_scales, scales.v, "v_token_scales", token, head);
+  validate(view);
   return cache;
 }
 
-Cache make_strided(nb::handle k, nb::handle v, DType dtype, const char* shape, size_t token, size_t head) {
+Cache make_strided(nb::handle k, nb::handle v, DType dtype, const ScaleSources& scales, const char* shape, size_t token,
+                   size_t head) {
   Tensor keys = cache_half(k, dtype, "k", 4, shape);
   Tensor values = cache_half(v, dtype, "v", 4, shape);
   require_contiguous(keys, "k", 3, 1);
   require_contiguous(values, "v", 3, 1);
-  return make_cache(std::move(keys), std::move(values), KvFormat::kStrided, token, head, 1);
+  return make_cache(std::move(keys), std::move(values), scales, KvFormat::kStrided, token, head, 1);
 }
 
-Cache make_packed(nb::handle k, nb::handle v, DType dtype) {
+Cache make_packed(nb::handle k, nb::handle v, DType dtype, const ScaleSources& scales) {
   Tensor keys = cache_half(k, dtype, "k", 4, "[pages, heads, page_size, head_dim_qk]");
   Tensor values = cache_half(v, dtype, "v", 5, "[pages, heads, page_size / 2, head_dim_v, 2]");
   if (values.view.shape[4] != 2) refuse("v has shape " + shape_text(values.array) + "; its last dimension must be 2");
   require_contiguous(keys, "k", 3, 1);
   require_contiguous(values, "v", 4, 1);
   require_contiguous(values, "v", 3, 2);
-  return make_cache(std::move(keys), std::move(values), KvFormat::kCpuPacked, 2, 1, 2);
+  return make_cache(std::move(keys), std::move(values), scales, KvFormat::kCpuPacked, 2, 1, 2);
 }
 
 Cache make_ds_mla(nb::handle source) {
@@ -220,24 +249,35 @@ void bind_cache(nb::module_& m) {
   bind_repr(cache);
   m.def(
       "make_nhd_view",
-      [](nb::object k, nb::object v, DType dtype) {
-        return make_strided(k, v, dtype, "[pages, page_size, heads, head_dim]", 1, 2);
+      [](nb::object k, nb::object v, DType dtype, nb::object k_token_scales, nb::object v_token_scales) {
+        return make_strided(k, v, dtype, {k_token_scales, v_token_scales}, "[pages, page_size, heads, head_dim]", 1, 2);
       },
-      nb::arg("k"), nb::arg("v"), nb::arg("dtype").none() = DType::kUnset,
+      nb::arg("k"), nb::arg("v"), nb::arg("dtype").none() = DType::kUnset, nb::kw_only(),
+      nb::arg("k_token_scales") = nb::none(), nb::arg("v_token_scales") = nb::none(),
       "A KvCacheView of arrays [pages, page_size, heads, head_dim], of any strides but the innermost; v's head_dim may "
-      "differ. `dtype` names the type of arrays of uint16 and uint8. Raises InvalidArgument for other shapes.");
+      "differ. `dtype` names the type of arrays of uint16 and uint8. Arrays of int8 need the scales of their tokens, "
+      "float32 [pages, page_size, heads]: a stored component k8 is k8 * k_token_scales[page, slot, head]. Raises "
+      "InvalidArgument for other shapes.");
   m.def(
       "make_hnd_view",
-      [](nb::object k, nb::object v, DType dtype) {
-        return make_strided(k, v, dtype, "[pages, heads, page_size, head_dim]", 2, 1);
+      [](nb::object k, nb::object v, DType dtype, nb::object k_token_scales, nb::object v_token_scales) {
+        return make_strided(k, v, dtype, {k_token_scales, v_token_scales}, "[pages, heads, page_size, head_dim]", 2, 1);
       },
-      nb::arg("k"), nb::arg("v"), nb::arg("dtype").none() = DType::kUnset,
-      "A KvCacheView of arrays [pages, heads, page_size, head_dim]; otherwise as make_nhd_view.");
+      nb::arg("k"), nb::arg("v"), nb::arg("dtype").none() = DType::kUnset, nb::kw_only(),
+      nb::arg("k_token_scales") = nb::none(), nb::arg("v_token_scales") = nb::none(),
+      "A KvCacheView of arrays [pages, heads, page_size, head_dim], and scales [pages, heads, page_size]; otherwise as "
+      "make_nhd_view.");
   m.def(
-      "make_cpu_packed_view", [](nb::object k, nb::object v, DType dtype) { return make_packed(k, v, dtype); },
-      nb::arg("k"), nb::arg("v"), nb::arg("dtype").none() = DType::kUnset,
+      "make_cpu_packed_view",
+      [](nb::object k, nb::object v, DType dtype, nb::object k_token_scales, nb::object v_token_scales) {
+        return make_packed(k, v, dtype, {k_token_scales, v_token_scales});
+      },
+      nb::arg("k"), nb::arg("v"), nb::arg("dtype").none() = DType::kUnset, nb::kw_only(),
+      nb::arg("k_token_scales") = nb::none(), nb::arg("v_token_scales") = nb::none(),
       "A KvCacheView of format CPU_PACKED: k is [pages, heads, page_size, head_dim_qk], v [pages, heads, page_size / "
-      "2, head_dim_v, 2], two tokens side by side. Page sizes are even, 16 or more; element types have 8 or 16 bits.");
+      "2, head_dim_v, 2], two tokens side by side. Page sizes are even, 16 or more; element types have 8 or 16 bits. "
+      "int8: "
+      "scales are [pages, heads, page_size], as in make_hnd_view.");
   m.def(
       "make_fp8_ds_mla_view", [](nb::object rows) { return make_ds_mla(rows); }, nb::arg("rows"),
       "A KvCacheView of format FP8_DS_MLA: `rows` is uint8 [pages, page_size, 656] or [pages, page_size, 1, 656], of "
@@ -273,7 +313,8 @@ void bind_cache(nb::module_& m) {
       "New tokens for a paged cache: k and v [tokens, heads, head_dim], slot_mapping [tokens]. Token i goes to page "
       "slot // page_size, offset slot % page_size. Slots are int64, or int32 or a list, which are copied once. "
       "`num_slots` tokens are written, or all; v is None where the cache's V is a part of its K. Scales are numbers or "
-      "folio.Scale, for fp8 caches: stored = value / scale. status, an int32 [1] on a GPU, becomes 1 if a slot lies "
+      "folio.Scale, for fp8 caches: stored = value / scale; int8 caches get the scales of their tokens written. "
+      "status, an int32 [1] on a GPU, becomes 1 if a slot lies "
       "beyond the cache.");
   bind_repr(write);
   write.def(

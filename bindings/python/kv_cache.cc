@@ -111,6 +111,8 @@ void bind_shape(nb::module_& m) {
       .bind(m);
   m.def("k_elements", &k_elements, nb::arg("shape"), "Elements of the K half of such a cache, packed.");
   m.def("v_elements", &v_elements, nb::arg("shape"), "Elements of the V half of such a cache, packed.");
+  m.def("token_scale_elements", &token_scale_elements, nb::arg("shape"),
+        "Scales of the K or the V half of such a cache of int8, packed.");
   nb::class_<ConvertScales>(m, "CacheConvertScales",
                             "What convert_pages multiplies fp8 values by on reading (from_k, from_v) and divides them "
                             "by on writing (to_k, to_v): numbers, or Scales per tensor or per head.")

@@ -86,7 +86,8 @@ struct Names<DType> {
       {"bfloat16", DType::kBFloat16, "the upper half of a float32"},
       {"float8_e4m3fn", DType::kFloat8E4M3, "8 bits without infinities, at most 448"},
       {"float8_e5m2", DType::kFloat8E5M2, "8 bits with infinities, at most 57344"},
-      {"float4_e2m1fn_x2", DType::kFloat4E2M1x2, "two 4-bit values a byte: NVFP4 outputs"}};
+      {"float4_e2m1fn_x2", DType::kFloat4E2M1x2, "two 4-bit values a byte: NVFP4 outputs"},
+      {"int8", DType::kInt8, "KV caches with a scale a token and KV head"}};
 };
 
 template <>

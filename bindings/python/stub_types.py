@@ -12,9 +12,9 @@ import pathlib
 import sys
 
 NAMES = {
-    "Array": """alibi_slopes array arrays data handed input k k_nope k_out k_pe key kv_cache memory
+    "Array": """alibi_slopes array arrays data handed input k k_nope k_out k_pe k_token_scales key kv_cache memory
         output output_lse prefix_lse prefix_output q query recv scales scores send sinks slopes status suffix_lse
-        suffix_output v v_out value out packed_custom_mask output_block_scale tree_mask tree_mask_cpu
+        suffix_output v v_out v_token_scales value out packed_custom_mask output_block_scale tree_mask tree_mask_cpu
         kv_indptr_buf kv_indices_buf kv_last_page_len_buf device_indices offsets local expanded dense""",
     "IntArray": """bonus_tokens capture_sizes cu_q dcp_local_seq_lens destination encoder_lens encoder_lens_cpu encoder_out_cache_loc
         encoder_seq_lens encoder_seq_lens_host ends extend_prefix_lens extend_prefix_lens_cpu extend_seq_lens

@@ -24,6 +24,7 @@ DType agreed_type(const Array& array, DType said) {
   if (!has_no_float_type(array.element)) {
     refuse(array.name + " is " + element + "; float32, float16, bfloat16 and fp8 are taken");
   }
+  if (said == DType::kUnset && array.element == nb::dtype<int8_t>()) return DType::kInt8;
   if (said == DType::kUnset) {
     refuse(array.name + " is " + element +
            ", which says no float type; name it: folio.TensorView(array, folio.bfloat16)");

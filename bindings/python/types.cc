@@ -14,7 +14,7 @@ void bind_attention_config(nb::module_& m) {
       required("head_dim_v", &C::head_dim_v, "components of a value; a multiple of 8"), field("q", &C::q, "dtype of q"),
       field("kv", &C::kv, "dtype of paged keys and values"),
       optional_dtype("ragged_kv", &C::ragged_kv,
-                     "dtype of ragged keys and values; None: that of kv, or of q where kv is fp8"),
+                     "dtype of ragged keys and values; None: that of kv, or of q where kv is fp8 or int8"),
       optional_dtype("out", &C::out, "dtype of out; None: that of q, or bfloat16 where q is fp8"),
       field("kv_format", &C::kv_format, "how pages lie in memory, a KvFormat"),
       field("page_size", &C::page_size, "tokens a page"),

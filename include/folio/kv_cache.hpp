@@ -30,6 +30,18 @@ FOLIO_API KvCacheView make_nhd_view(const KvCacheShape& shape, void* k, void* v)
 FOLIO_API KvCacheView make_hnd_view(const KvCacheShape& shape, void* k, void* v);
 FOLIO_API KvCacheView make_cpu_packed_view(const KvCacheShape& shape, void* k, void* v);
 
+/// The same for int8 caches, with the scales of their tokens: NHD [page][token][head], HND and kCpuPacked
+/// [page][head][token]; as many as token_scale_elements says. Throw kInvalidArgument for other dtypes.
+FOLIO_API KvCacheView make_nhd_view(const KvCacheShape& shape, void* k, void* v, float* k_token_scales,
+                                    float* v_token_scales);
+FOLIO_API KvCacheView make_hnd_view(const KvCacheShape& shape, void* k, void* v, float* k_token_scales,
+                                    float* v_token_scales);
+FOLIO_API KvCacheView make_cpu_packed_view(const KvCacheShape& shape, void* k, void* v, float* k_token_scales,
+                                           float* v_token_scales);
+
+/// Scales of the K or the V half of an int8 cache, packed without gaps. Throws like k_elements.
+FOLIO_API int64_t token_scale_elements(const KvCacheShape& shape);
+
 /// A view over rows of KvFormat::kFp8DsMla, [num_pages][page_size][kDsMlaRowBytes] (folio/types/ds_mla.hpp), at an
 /// address that is a multiple of 16. Throws kInvalidArgument otherwise.
 FOLIO_API KvCacheView make_fp8_ds_mla_view(int64_t num_pages, int32_t page_size, void* data);
@@ -37,7 +49,8 @@ FOLIO_API KvCacheView make_fp8_ds_mla_view(int64_t num_pages, int32_t page_size,
 /// Checks a view on its own, O(1): sizes, dtype, strides (not negative; innermost contiguous is implied; each dimension
 /// inside the stride of the next larger one, in any order), pointers (aligned to elements; null only without pages). K
 /// and V must lie apart, interleaved or not, or each token's V inside the same token's K with equal strides (V aliases
-/// K). Throws kInvalidArgument naming the field; kUnsupported as make_cpu_packed_view does.
+/// K). int8 caches, and no others, have token scales. Throws kInvalidArgument naming the field; kUnsupported as
+/// make_cpu_packed_view does.
 FOLIO_API void validate(const KvCacheView& cache);
 
 /// New tokens for a paged cache.
@@ -50,7 +63,7 @@ struct CacheWriteArgs {
   int64_t num_slots = 0;  ///< how many tokens are written; k and v may be longer (padding)
   KvCacheView cache;
   Scale k_scale;  ///< fp8 caches: stored = saturate(round_to_nearest_even(x / scale)); per tensor or per head; finite
-                  ///< and above 0. Other caches take no scale, nor does kFp8DsMla, whose rows get their own
+                  ///< and above 0. Other caches take no scale, nor do kFp8DsMla and int8 caches, which get their own
   Scale v_scale;
   int32_t* status = nullptr;  ///< GPUs only, in device memory: becomes 1 if a slot lies beyond the cache
 };
@@ -59,12 +72,16 @@ struct CacheWriteArgs {
 /// num_pages * page_size throws kInvalidArgument and nothing is written. Of several tokens with one slot, one wins
 /// whole (on a CPU the last). A cache whose V aliases K takes v with a null data pointer (K's write covers it), and
 /// v_scale at its default or equal to k_scale. k and v must not overlap the cache. Nothing is allocated.
+/// Into an int8 cache (CPU contexts only; others throw kUnsupported) float tokens are quantized, each token and head by
+/// itself: scale = the largest finite |x| / 127, stored = x / scale rounded to the nearest even. Infinities become -127
+/// and 127, NaN becomes 0; without a finite value other than 0 the scale and all components are 0.
 /// On a GPU everything lies in device memory, and the call is enqueued on `stream` and may be captured. Slots are read
 /// when the kernel runs: one beyond the cache is skipped like a negative one, and `status` says so. Scale arrays are
 /// not checked. Slots must be distinct: of several tokens with one slot, parts of each may stay.
 FOLIO_API void write_kv_cache(const Context& context, const CacheWriteArgs& args, Stream stream = {});
 
-/// Copies whole pages within or between caches of equal sizes, format and dtype: page source[i] to page destination[i].
+/// Copies whole pages within or between caches of equal sizes, format and dtype, token scales included: page source[i]
+/// to page destination[i].
 /// Numbers of pages and strides may differ. Destinations must be distinct and disjoint from sources of the same cache;
 /// caches that share memory without being the same are refused. Checked before anything is written; O(n log n) and one
 /// allocation of 4 n bytes for n pages.
@@ -78,8 +95,9 @@ FOLIO_API void copy_pages(const Context& context, const KvCacheView& from, const
 
 /// Converts pages to another format or dtype (equal sizes): page source[i] of `from` becomes page destination[i] of
 /// `to`. fp8 values are multiplied by the `from` scales (per tensor or head) on reading and divided by the `to` scales
-/// on writing; equal dtypes with equal scales keep every bit. Page ids, sharing and GPUs as in copy_pages. Where V
-/// aliases K in `to`, it must be the same part of K in `from`.
+/// on writing; int8 values have their tokens' scales, which take no others, and are quantized as write_kv_cache does it
+/// (int8 caches: CPU contexts and strided or packed formats only); equal dtypes with equal scales keep every bit. Page
+/// ids, sharing and GPUs as in copy_pages. Where V aliases K in `to`, it must be the same part of K in `from`.
 struct CacheConvertScales {
   Scale from_k, from_v, to_k, to_v;
 };
@@ -89,12 +107,12 @@ FOLIO_API void convert_pages(const Context& context, const KvCacheView& from, co
 
 /// Gathers rows of a paged cache into dense tensors: row r's first kv_len[r] tokens, one row after the other, converted
 /// to the outputs' dtype: float32, float16, bfloat16 (fp8 values times the scales, of any granularity: requests are
-/// rows), or the cache's fp8 type, which is copied as it is and takes no scale. k_out: [sum of kv_len, num_kv_heads,
-/// head_dim_qk]; v_out likewise; they must not overlap the cache or each other. Page ids are checked first.
-/// On a GPU everything, `kv_len` included, lies in device memory, the call is enqueued on `stream` and may be captured,
-/// and what is out of range is found when the kernel runs: tokens of pages that the table or the cache does not have,
-/// and those beyond k_out, are left out; k_out may be longer than the rows, and the rest of it stays as it is. Each of
-/// these makes `status`, if given, 1; nothing sets it back.
+/// rows; int8 values times their tokens' scales, on CPU contexts only), or the cache's fp8 type, which is copied as it
+/// is and takes no scale. k_out: [sum of kv_len, num_kv_heads, head_dim_qk]; v_out likewise; they must not overlap the
+/// cache or each other. Page ids are checked first. On a GPU everything, `kv_len` included, lies in device memory, the
+/// call is enqueued on `stream` and may be captured, and what is out of range is found when the kernel runs: tokens of
+/// pages that the table or the cache does not have, and those beyond k_out, are left out; k_out may be longer than the
+/// rows, and the rest of it stays as it is. Each of these makes `status`, if given, 1; nothing sets it back.
 FOLIO_API void gather_kv(const Context& context, const KvCacheView& cache, const PageTableView& table,
                          std::span<const int32_t> kv_len, TensorView k_out, TensorView v_out, const Scale& k_scale = {},
                          const Scale& v_scale = {}, Stream stream = {}, int32_t* status = nullptr);

@@ -105,6 +105,12 @@ void check_segment(const Outputs& outputs, const SegmentArgs& args, const schedu
   }
   outputs.apart_from("the K cache", kvcache::k_set(args.cache));
   outputs.apart_from("the V cache", kvcache::v_set(args.cache));
+  if (args.cache.dtype == DType::kInt8) {
+    outputs.apart_from("k_token_scales",
+                       kvcache::token_scale_set("k_token_scales", args.cache, args.cache.k_token_scales));
+    outputs.apart_from("v_token_scales",
+                       kvcache::token_scale_set("v_token_scales", args.cache, args.cache.v_token_scales));
+  }
   outputs.apart_from("table.indices", bytes_set(args.table.indices, args.table.num_indices, kInt));
   outputs.apart_from("table.indptr", bytes_set(args.table.indptr, int64_t{lengths.num_rows} + 1, kInt));
 }

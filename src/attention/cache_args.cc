@@ -92,7 +92,26 @@ void check_scale(const char* name, const Scale& scale, bool used, const char* wh
 }
 
 bool has_own_scales(const KvCacheView& cache) {
-  return cache.format == KvFormat::kFp8DsMla;
+  return cache.format == KvFormat::kFp8DsMla || cache.dtype == DType::kInt8;
+}
+
+const char* own_scales_reason(const KvCacheView& cache) {
+  return cache.dtype == DType::kInt8 ? "int8 caches have a scale for each token and KV head"
+                                     : "rows of fp8_ds_mla have scales of their own";
+}
+
+void check_apart(const char* name, const kvcache::StridedSet& rows, const KvCacheView& cache) {
+  require(kvcache::lie_apart(rows, kvcache::k_set(cache)) && kvcache::lie_apart(rows, kvcache::v_set(cache)), name,
+          " overlaps the cache");
+  if (cache.dtype != DType::kInt8) return;
+  require(kvcache::lie_apart(rows, kvcache::token_scale_set("k_token_scales", cache, cache.k_token_scales)) &&
+              kvcache::lie_apart(rows, kvcache::token_scale_set("v_token_scales", cache, cache.v_token_scales)),
+          name, " overlaps the cache's token scales");
+}
+
+void check_gpu_cache(const char* function, const KvCacheView& cache) {
+  if (cache.dtype != DType::kInt8) return;
+  core::fail(ErrorCode::kUnsupported, function, " of an int8 cache on a GPU; CPU contexts take int8 caches");
 }
 
 kernels::generic::RowConversion row_conversion(DType from, KvFormat from_format, DType to, KvFormat to_format,

@@ -31,9 +31,15 @@ void check_status(const int32_t* status, bool on_gpu);
 bool is_default(const Scale& scale);
 bool same_scale(const Scale& a, const Scale& b);
 
-/// A cache's rows hold scales of their own (KvFormat::kFp8DsMla): other scales are not for it.
+/// A cache has scales of its own, in its rows (KvFormat::kFp8DsMla) or beside them (int8): other scales are not for it.
 bool has_own_scales(const KvCacheView& cache);
-inline constexpr const char* kOwnScales = "rows of fp8_ds_mla have scales of their own";
+const char* own_scales_reason(const KvCacheView& cache);
+
+/// A tensor's rows share no byte with a cache, nor with its token scales.
+void check_apart(const char* name, const kvcache::StridedSet& rows, const KvCacheView& cache);
+
+/// int8 caches are for CPU contexts: kUnsupported on a GPU.
+void check_gpu_cache(const char* function, const KvCacheView& cache);
 
 /// How rows of one side become rows of the other; rows of fp8_ds_mla have `kFp8DsMla`. `bitwise`: sides are of one
 /// format and dtype, and values are copied.

@@ -27,15 +27,14 @@ void check_output(const char* name, const TensorView& out, const KvCacheView& ca
           to_string(cache.dtype), " in format ", to_string(cache.format),
           "; fp8 is gathered from a strided or packed cache of the same type only");
   const bool own = attention::has_own_scales(cache);
-  const char* why_not = own                   ? attention::kOwnScales
+  const char* why_not = own                   ? attention::own_scales_reason(cache)
                         : is_fp8(cache.dtype) ? "fp8 output is copied as it is"
                                               : "the cache is not fp8";
   attention::check_scale(scale_name, scale, is_fp8(cache.dtype) && !own && out.dtype != cache.dtype, why_not,
                          cache.num_kv_heads, num_rows, readable);
   const kvcache::StridedSet rows = kvcache::rows_set(name, out, tokens);
   require(rows.distinct, name, "'s rows overlap: token stride ", out.strides[0], ", head stride ", out.strides[1]);
-  require(kvcache::lie_apart(rows, kvcache::k_set(cache)) && kvcache::lie_apart(rows, kvcache::v_set(cache)), name,
-          " overlaps the cache");
+  attention::check_apart(name, rows, cache);
 }
 
 generic::GatherHalf gather_half(const KvCacheView& cache, const kvcache::CacheHalf& half, const TensorView& out,
@@ -74,6 +73,7 @@ void gather_kv(const Context& context, const KvCacheView& cache, const PageTable
   if (gpu == nullptr) attention::check_device("gather_kv", context, stream);
   attention::check_status(status, gpu != nullptr);
   validate(cache);
+  if (gpu != nullptr) attention::check_gpu_cache("gather_kv", cache);
   const auto num_rows = static_cast<int64_t>(kv_len.size());
   const bool readable = gpu == nullptr;
   int64_t tokens = 0;

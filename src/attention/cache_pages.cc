@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <new>
 #include <vector>
 
@@ -21,18 +22,31 @@ bool same_strides(const KvStrides& a, const KvStrides& b) {
   return a.page == b.page && a.token == b.token && a.head == b.head;
 }
 
+bool same_scales(const TokenScales& a, const TokenScales& b) {
+  return a.data == b.data && same_strides(a.strides, b.strides);
+}
+
+/// Keys, values and their token scales; those of caches without are empty.
+std::array<kvcache::StridedSet, 4> cache_sets(const KvCacheView& cache) {
+  std::array<kvcache::StridedSet, 4> sets{kvcache::k_set(cache), kvcache::v_set(cache)};
+  if (cache.dtype == DType::kInt8) {
+    sets[2] = kvcache::token_scale_set("k_token_scales", cache, cache.k_token_scales);
+    sets[3] = kvcache::token_scale_set("v_token_scales", cache, cache.v_token_scales);
+  }
+  return sets;
+}
+
 /// Two caches must lie apart, or be the same one.
 Sharing check_sharing(const KvCacheView& from, const KvCacheView& to) {
-  const kvcache::StridedSet from_k = kvcache::k_set(from);
-  const kvcache::StridedSet from_v = kvcache::v_set(from);
-  const kvcache::StridedSet to_k = kvcache::k_set(to);
-  const kvcache::StridedSet to_v = kvcache::v_set(to);
-  if (kvcache::lie_apart(from_k, to_k) && kvcache::lie_apart(from_k, to_v) && kvcache::lie_apart(from_v, to_k) &&
-      kvcache::lie_apart(from_v, to_v)) {
-    return Sharing::kNone;
+  bool apart = true;
+  for (const kvcache::StridedSet& a : cache_sets(from)) {
+    for (const kvcache::StridedSet& b : cache_sets(to)) apart = apart && kvcache::lie_apart(a, b);
   }
+  if (apart) return Sharing::kNone;
   require(from.k == to.k && from.v == to.v && from.dtype == to.dtype && from.format == to.format &&
-              same_strides(from.k_strides, to.k_strides) && same_strides(from.v_strides, to.v_strides),
+              same_strides(from.k_strides, to.k_strides) && same_strides(from.v_strides, to.v_strides) &&
+              same_scales(from.k_token_scales, to.k_token_scales) &&
+              same_scales(from.v_token_scales, to.v_token_scales),
           "the two caches share memory, but are not the same cache: dtype, format, pointers and strides must be equal");
   return Sharing::kSameCache;
 }
@@ -64,9 +78,12 @@ void check_destinations(std::span<const int32_t> source, std::span<const int32_t
   }
 }
 
-void check_caches(const char* function, const KvCacheView& from, const KvCacheView& to) {
+void check_caches(const char* function, const KvCacheView& from, const KvCacheView& to, bool on_gpu) {
   validate(from);
   validate(to);
+  for (const KvCacheView* cache : {&from, &to}) {
+    if (on_gpu) attention::check_gpu_cache(function, *cache);
+  }
   require(from.page_size == to.page_size && from.num_kv_heads == to.num_kv_heads &&
               from.head_dim_qk == to.head_dim_qk && from.head_dim_v == to.head_dim_v,
           function, " from page_size ", from.page_size, ", num_kv_heads ", from.num_kv_heads, ", head_dim_qk ",
@@ -77,6 +94,9 @@ void check_caches(const char* function, const KvCacheView& from, const KvCacheVi
   if (packed && ds_mla) {
     core::fail(ErrorCode::kUnsupported, function, " from format ", to_string(from.format), " to ", to_string(to.format),
                "; fp8_ds_mla is converted to and from strided caches");
+  }
+  if (ds_mla && (from.dtype == DType::kInt8 || to.dtype == DType::kInt8)) {
+    core::fail(ErrorCode::kUnsupported, function, " between fp8_ds_mla and int8; each is converted to and from others");
   }
   // What K's conversion writes must be all that V is, or V's values would be lost.
   const auto v_offset = [](const KvCacheView& cache) {
@@ -93,7 +113,8 @@ void check_convert_scales(const KvCacheView& from, const KvCacheView& to, const 
   const auto check = [&](const char* name, const Scale& scale, const KvCacheView& cache) {
     const bool own = attention::has_own_scales(cache);
     attention::check_scale(name, scale, is_fp8(cache.dtype) && !own,
-                           own ? attention::kOwnScales : "that cache is not fp8", cache.num_kv_heads, -1, readable);
+                           own ? attention::own_scales_reason(cache) : "that cache is not fp8", cache.num_kv_heads, -1,
+                           readable);
   };
   check("scales.from_k", scales.from_k, from);
   check("scales.from_v", scales.from_v, from);
@@ -189,7 +210,7 @@ void move_pages(const Context& context, const KvCacheView& from, const KvCacheVi
 void copy_pages(const Context& context, const KvCacheView& from, const KvCacheView& to, std::span<const int32_t> source,
                 std::span<const int32_t> destination, Stream stream, int32_t* status) {
   if (context.state().gpu == nullptr) attention::check_device("copy_pages", context, stream);
-  check_caches("copy_pages", from, to);
+  check_caches("copy_pages", from, to, context.state().gpu != nullptr);
   require(from.dtype == to.dtype && from.format == to.format,
           "copy_pages between caches of different dtype or format; convert_pages does that");
   move_pages(context, from, to, source, destination, {}, stream, status);
@@ -200,7 +221,7 @@ void convert_pages(const Context& context, const KvCacheView& from, const KvCach
                    const CacheConvertScales& scales, Stream stream, int32_t* status) {
   const bool readable = context.state().gpu == nullptr;
   if (readable) attention::check_device("convert_pages", context, stream);
-  check_caches("convert_pages", from, to);
+  check_caches("convert_pages", from, to, !readable);
   check_convert_scales(from, to, scales, readable);
   move_pages(context, from, to, source, destination, scales, stream, status);
 }

@@ -31,14 +31,13 @@ void check_input(const char* name, const ConstTensorView& input, const CacheWrit
   require(input.shape[0] >= args.num_slots, name, " has ", input.shape[0], " tokens for ", args.num_slots, " slots");
   require(input.data != nullptr || args.num_slots == 0, name, ".data is null");
   const bool own = attention::has_own_scales(cache);
-  const char* why_not = own                   ? attention::kOwnScales
+  const char* why_not = own                   ? attention::own_scales_reason(cache)
                         : is_fp8(cache.dtype) ? "fp8 input is copied as it is"
                                               : "the cache is not fp8";
   attention::check_scale(scale_name, scale, is_fp8(cache.dtype) && !own && !is_copy(input.dtype, cache), why_not,
                          cache.num_kv_heads, -1, readable);
   const kvcache::StridedSet rows = kvcache::rows_set(name, input, args.num_slots);
-  require(kvcache::lie_apart(rows, kvcache::k_set(cache)) && kvcache::lie_apart(rows, kvcache::v_set(cache)), name,
-          " overlaps the cache");
+  attention::check_apart(name, rows, cache);
 }
 
 void check_aliased_v(const CacheWriteArgs& args) {
@@ -103,6 +102,7 @@ void write_kv_cache(const Context& context, const CacheWriteArgs& args, Stream s
   if (gpu == nullptr) attention::check_device("write_kv_cache", context, stream);
   const KvCacheView& cache = args.cache;
   validate(cache);
+  if (gpu != nullptr) attention::check_gpu_cache("write_kv_cache", cache);
   check_slots(args, gpu == nullptr);
   const bool aliased = kvcache::v_aliases_k(cache);
   check_input("k", args.k, args, cache.head_dim_qk, args.k_scale, "k_scale", gpu == nullptr);

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "attention/run_args.hpp"
 #include "core/error.hpp"
@@ -68,12 +69,17 @@ AttentionConfig resolve(const AttentionConfig& config) {
     core::fail(ErrorCode::kInvalidArgument, "features has unknown bits: ", config.features.bits & ~known.bits);
   }
   check_mask_features(config);
-  if (out.ragged_kv == DType::kUnset) out.ragged_kv = is_fp8(config.kv) ? config.q : config.kv;
+  const bool quantized = is_fp8(config.kv) || config.kv == DType::kInt8;
+  if (out.ragged_kv == DType::kUnset) out.ragged_kv = quantized ? config.q : config.kv;
   if (out.out == DType::kUnset) out.out = is_fp8(config.q) ? DType::kBFloat16 : config.q;
   check_dtype("q", out.q);
   check_dtype("kv", out.kv);
   check_dtype("ragged_kv", out.ragged_kv);
   check_dtype("out", out.out);
+  for (const auto& [name, dtype] : {std::pair{"q", out.q}, {"ragged_kv", out.ragged_kv}, {"out", out.out}}) {
+    if (dtype != DType::kInt8) continue;
+    core::fail(ErrorCode::kUnsupported, name, " is int8, which is a type of paged caches (kv) alone");
+  }
   if (out.kv_format == KvFormat::kFp8DsMla) {
     const bool holds = out.kv == DType::kFloat8E4M3 && out.num_kv_heads == 1 && out.head_dim_qk == kDsMlaHeadDimQk &&
                        out.head_dim_v == kDsMlaLatentDim;
@@ -85,7 +91,7 @@ AttentionConfig resolve(const AttentionConfig& config) {
     const bool packable = out.kv != DType::kFloat32 && out.page_size >= 16 && out.page_size % 2 == 0;
     if (!packable) {
       core::fail(ErrorCode::kUnsupported, "packed pages of ", out.page_size, " tokens in ", out.kv,
-                 "; packed pages are even, 16 tokens or more, float16, bfloat16 or fp8. Strided pages take ",
+                 "; packed pages are even, 16 tokens or more, float16, bfloat16, fp8 or int8. Strided pages take ",
                  "any size and dtype");
     }
   }

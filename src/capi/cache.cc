@@ -15,7 +15,12 @@ folio_status make_view(ViewMaker maker, const folio_kv_cache_shape* shape, void*
                        folio_kv_cache_view* view) noexcept {
   return guarded([&] {
     deref(view, "view");
-    *view = folio::capi::to_c(maker(folio::capi::to_shape(deref(shape, "shape")), k, v));
+    folio::KvCacheShape sizes = folio::capi::to_shape(deref(shape, "shape"));
+    // An int8 cache lies in memory like one of fp8, and its scales are not the C view's.
+    const bool int8 = sizes.dtype == folio::DType::kInt8;
+    if (int8) sizes.dtype = folio::DType::kFloat8E4M3;
+    *view = folio::capi::to_c(maker(sizes, k, v));
+    if (int8) view->dtype = FOLIO_DTYPE_INT8;
   });
 }
 

@@ -16,7 +16,7 @@ Enum to_enum(int32_t value, Enum last, const char* name) {
 }
 
 DType to_dtype(int32_t value, const char* name) {
-  return to_enum(value, DType::kFloat4E2M1x2, name);
+  return to_enum(value, DType::kInt8, name);
 }
 
 // Views have the same layout on both sides (layout.cc).
@@ -30,10 +30,17 @@ ConstTensorView to_view(const folio_const_tensor_view& view, const char* name) {
   return std::bit_cast<ConstTensorView>(view);
 }
 
-KvCacheView to_cache(const folio_kv_cache_view& cache) {
-  to_enum(cache.format, KvFormat::kFp8DsMla, "cache.format");
-  to_dtype(cache.dtype, "cache.dtype");
-  return std::bit_cast<KvCacheView>(cache);
+/// What a KvCacheView has the layout of (layout.cc).
+struct CacheAndScales {
+  folio_kv_cache_view cache;
+  folio_token_scales k_token_scales;
+  folio_token_scales v_token_scales;
+};
+
+KvCacheView to_cache(const CacheAndScales& given) {
+  to_enum(given.cache.format, KvFormat::kFp8DsMla, "cache.format");
+  to_dtype(given.cache.dtype, "cache.dtype");
+  return std::bit_cast<KvCacheView>(given);
 }
 
 /// A value of 0, as in memory of zeros, is the default.
@@ -178,7 +185,7 @@ BatchView to_batch(const folio_batch& batch, std::span<const KvSegment> segments
 
 SegmentArgs to_segment_args(const folio_segment_args& args) {
   SegmentArgs converted;
-  converted.cache = to_cache(args.cache);
+  converted.cache = to_cache({args.cache, args.k_token_scales, args.v_token_scales});
   to_enum(args.table.kind, PageTableKind::kDense, "table.kind");
   converted.table = std::bit_cast<PageTableView>(args.table);
   converted.ragged.k = to_view(args.ragged.k, "ragged.k.dtype");
@@ -214,7 +221,7 @@ CacheWriteArgs to_args(const folio_cache_write_args& args) {
   converted.v = to_view(args.v, "v.dtype");
   converted.slot_mapping = args.slot_mapping;
   converted.num_slots = args.num_slots;
-  converted.cache = to_cache(args.cache);
+  converted.cache = to_cache({args.cache, args.k_token_scales, args.v_token_scales});
   converted.k_scale = to_scale(args.k_scale, "k_scale.granularity");
   converted.v_scale = to_scale(args.v_scale, "v_scale.granularity");
   return converted;
@@ -226,7 +233,7 @@ KvCacheShape to_shape(const folio_kv_cache_shape& shape) {
 }
 
 folio_kv_cache_view to_c(const KvCacheView& view) {
-  return std::bit_cast<folio_kv_cache_view>(view);
+  return std::bit_cast<CacheAndScales>(view).cache;
 }
 
 }  // namespace folio::inline v0::capi

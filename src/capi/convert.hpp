@@ -63,6 +63,10 @@ template <>
 inline constexpr size_t kFirstSize<folio_attention_config> = 64;
 template <>
 inline constexpr size_t kFirstSize<folio_batch> = 64;
+template <>
+inline constexpr size_t kFirstSize<folio_segment_args> = 416;
+template <>
+inline constexpr size_t kFirstSize<folio_cache_write_args> = 376;
 
 /// Sizes of a structure that this version knows.
 struct KnownSizes {
@@ -138,6 +142,6 @@ SegmentArgs to_segment_args(const folio_segment_args& args);
 AttentionArgs to_args(const folio_attention_args& args, std::span<const SegmentArgs> segments);
 CacheWriteArgs to_args(const folio_cache_write_args& args);
 KvCacheShape to_shape(const folio_kv_cache_shape& shape);
-folio_kv_cache_view to_c(const KvCacheView& view);
+folio_kv_cache_view to_c(const KvCacheView& view);  ///< without its token scales
 
 }  // namespace folio::inline v0::capi

@@ -35,7 +35,12 @@ FOLIO_SAME_SIZE(folio_kv_strides, KvStrides, 24);
 FOLIO_SAME_FIELD(folio_kv_strides, KvStrides, page);
 FOLIO_SAME_FIELD(folio_kv_strides, KvStrides, token);
 FOLIO_SAME_FIELD(folio_kv_strides, KvStrides, head);
-FOLIO_SAME_SIZE(folio_kv_cache_view, KvCacheView, 96);
+// The C++ view has the token scales behind the fields of the C view, which has none.
+static_assert(sizeof(folio_kv_cache_view) == 96 && offsetof(KvCacheView, k_token_scales) == 96 &&
+              sizeof(KvCacheView) == 96 + 2 * sizeof(TokenScales) && std::is_trivially_copyable_v<KvCacheView>);
+FOLIO_SAME_SIZE(folio_token_scales, TokenScales, 32);
+FOLIO_SAME_FIELD(folio_token_scales, TokenScales, data);
+FOLIO_SAME_FIELD(folio_token_scales, TokenScales, strides);
 FOLIO_SAME_FIELD(folio_kv_cache_view, KvCacheView, format);
 FOLIO_SAME_FIELD(folio_kv_cache_view, KvCacheView, dtype);
 FOLIO_SAME_FIELD(folio_kv_cache_view, KvCacheView, k);
@@ -88,9 +93,9 @@ static_assert(sizeof(folio_attention_config) == 72 && offsetof(folio_attention_c
 static_assert(sizeof(folio_prepare_options) == 48 && offsetof(folio_prepare_options, struct_size) == 0);
 static_assert(sizeof(folio_kv_segment) == 56 && offsetof(folio_kv_segment, struct_size) == 0);
 static_assert(sizeof(folio_batch) == 88 && offsetof(folio_batch, struct_size) == 0);
-static_assert(sizeof(folio_segment_args) == 416 && offsetof(folio_segment_args, struct_size) == 0);
+static_assert(sizeof(folio_segment_args) == 480 && offsetof(folio_segment_args, struct_size) == 0);
 static_assert(sizeof(folio_attention_args) == 352 && offsetof(folio_attention_args, struct_size) == 0);
-static_assert(sizeof(folio_cache_write_args) == 376 && offsetof(folio_cache_write_args, struct_size) == 0);
+static_assert(sizeof(folio_cache_write_args) == 440 && offsetof(folio_cache_write_args, struct_size) == 0);
 
 FOLIO_SAME_VALUE(FOLIO_MAX_RANK, kMaxRank);
 FOLIO_SAME_VALUE(FOLIO_OK, ErrorCode::kOk);
@@ -109,6 +114,7 @@ FOLIO_SAME_VALUE(FOLIO_DTYPE_BFLOAT16, DType::kBFloat16);
 FOLIO_SAME_VALUE(FOLIO_DTYPE_FLOAT8_E4M3, DType::kFloat8E4M3);
 FOLIO_SAME_VALUE(FOLIO_DTYPE_FLOAT8_E5M2, DType::kFloat8E5M2);
 FOLIO_SAME_VALUE(FOLIO_DTYPE_FLOAT4_E2M1X2, DType::kFloat4E2M1x2);
+FOLIO_SAME_VALUE(FOLIO_DTYPE_INT8, DType::kInt8);
 FOLIO_SAME_VALUE(FOLIO_KV_STRIDED, KvFormat::kStrided);
 FOLIO_SAME_VALUE(FOLIO_KV_CPU_PACKED, KvFormat::kCpuPacked);
 FOLIO_SAME_VALUE(FOLIO_KV_FP8_DS_MLA, KvFormat::kFp8DsMla);

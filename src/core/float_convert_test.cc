@@ -218,9 +218,28 @@ TEST(Fp4E2m1, HasEightMagnitudesAndASign) {
   EXPECT_EQ(load_fp4_as_float(pairs.data(), 3), -0.5f);
 }
 
+TEST(Int8, RoundsToTheNearestEvenAndSaturates) {
+  for (int32_t number = -127; number <= 127; ++number) {
+    const auto exact = static_cast<float>(number);
+    EXPECT_EQ(float_to_int8(exact), number);
+    if (number == 127) continue;
+    const float middle = exact + 0.5f;
+    EXPECT_EQ(float_to_int8(middle), number + (number % 2 != 0)) << "ties go to the even number";
+    EXPECT_EQ(float_to_int8(std::nextafter(middle, -200.0f)), number);
+    EXPECT_EQ(float_to_int8(std::nextafter(middle, 200.0f)), number + 1);
+  }
+  EXPECT_EQ(float_to_int8(127.5f), 127);
+  EXPECT_EQ(float_to_int8(-1e30f), -127);
+  EXPECT_EQ(float_to_int8(std::numeric_limits<float>::infinity()), 127);
+  EXPECT_EQ(float_to_int8(-std::numeric_limits<float>::quiet_NaN()), 0);
+  EXPECT_EQ(float_to_int8(1e-40f), 0);
+}
+
 TEST(LoadStore, GoThroughTheElementType) {
   const std::array<DType, 5> types = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3,
                                       DType::kFloat8E5M2};
+  const int8_t number = -128;  // what others may have stored
+  EXPECT_EQ(load_as_float(&number, DType::kInt8, 0), -128.0f);
   for (const DType dtype : types) {
     std::array<unsigned char, 16> memory;
     memory.fill(0xcd);

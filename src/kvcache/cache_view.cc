@@ -1,5 +1,7 @@
 #include "folio/kv_cache.hpp"
 
+#include <utility>
+
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "folio/types/ds_mla.hpp"
@@ -31,20 +33,21 @@ void check_dtype(DType dtype) {
     case DType::kFloat16:
     case DType::kBFloat16:
     case DType::kFloat8E4M3:
-    case DType::kFloat8E5M2: return;
+    case DType::kFloat8E5M2:
+    case DType::kInt8: return;
     case DType::kUnset:
     case DType::kFloat4E2M1x2: break;
   }
   core::fail(ErrorCode::kInvalidArgument, "the cache's dtype is ", to_string(dtype),
-             "; float32, float16, bfloat16, fp8_e4m3 and fp8_e5m2 are offered");
+             "; float32, float16, bfloat16, fp8_e4m3, fp8_e5m2 and int8 are offered");
 }
 
 void check_packed(int32_t page_size, DType dtype) {
   if (dtype == DType::kFloat32) {
     core::fail(
         ErrorCode::kUnsupported,
-        "a CPU-packed cache of float32; float16, bfloat16, fp8_e4m3 and fp8_e5m2 are offered, float32 caches are "
-        "strided");
+        "a CPU-packed cache of float32; float16, bfloat16, fp8_e4m3, fp8_e5m2 and int8 are offered, float32 caches "
+        "are strided");
   }
   if (page_size < kMinPackedPage || page_size % 2 != 0) {
     core::fail(ErrorCode::kUnsupported, "a CPU-packed cache with page_size ", page_size, "; even sizes from ",
@@ -101,6 +104,17 @@ KvCacheView make_view(KvFormat format, const KvCacheShape& shape, void* k, void*
   return cache;
 }
 
+/// make_view for an int8 cache, with its scales; without their strides.
+KvCacheView make_int8_view(KvFormat format, const KvCacheShape& shape, void* k, void* v, float* k_token_scales,
+                           float* v_token_scales) {
+  require(shape.dtype == DType::kInt8, "token scales are given, but the cache's dtype is ", to_string(shape.dtype),
+          "; int8 caches have them");
+  KvCacheView cache = make_view(format, shape, k, v);
+  cache.k_token_scales.data = k_token_scales;
+  cache.v_token_scales.data = v_token_scales;
+  return cache;
+}
+
 KvStrides token_major(int32_t page_size, int64_t heads, int64_t dim) {
   const int64_t token = core::checked_mul(heads, dim);
   return {core::checked_mul(int64_t{page_size}, token), token, dim};
@@ -122,6 +136,50 @@ void check_distinct(const char* name, const kvcache::StridedSet& set, const KvSt
           "} make tokens overlap; each dimension must lie inside the stride of the next larger one");
 }
 
+bool same_strides(const KvStrides& a, const KvStrides& b) {
+  return a.page == b.page && a.token == b.token && a.head == b.head;
+}
+
+void check_no_token_scales(const char* name, const TokenScales& scales, DType dtype) {
+  require(scales.data == nullptr && same_strides(scales.strides, {}), name, " are given, but the cache is ",
+          to_string(dtype), "; int8 caches have them");
+}
+
+void check_token_scales(const KvCacheView& cache) {
+  const TokenScales& k = cache.k_token_scales;
+  const TokenScales& v = cache.v_token_scales;
+  for (const auto& [name, scales] : {std::pair{"k_token_scales", &k}, {"v_token_scales", &v}}) {
+    require(scales->data != nullptr || cache.num_pages == 0, name,
+            ".data is null; an int8 cache has a scale for each token and KV head");
+    require(reinterpret_cast<uintptr_t>(scales->data) % alignof(float) == 0, name, ".data is not aligned to a float");
+    const kvcache::StridedSet set = kvcache::token_scale_set(name, cache, *scales);
+    check_distinct(name, set, scales->strides);
+    require(kvcache::lie_apart(set, kvcache::k_set(cache)) && kvcache::lie_apart(set, kvcache::v_set(cache)), name,
+            " overlap k or v");
+  }
+  if (kvcache::v_aliases_k(cache)) {
+    require(k.data == v.data && same_strides(k.strides, v.strides),
+            "v_token_scales differ from k_token_scales, but V is a part of K; they must be the same array");
+    return;
+  }
+  require(kvcache::lie_apart(kvcache::token_scale_set("k_token_scales", cache, k),
+                             kvcache::token_scale_set("v_token_scales", cache, v)),
+          "k_token_scales and v_token_scales overlap");
+}
+
+/// Sets the strides by `strides_of` (page size, heads, dim), and checks the view.
+template <typename StridesOf>
+KvCacheView with_strides(KvCacheView cache, const StridesOf& strides_of) {
+  cache.k_strides = strides_of(cache.page_size, cache.num_kv_heads, cache.head_dim_qk);
+  cache.v_strides = strides_of(cache.page_size, cache.num_kv_heads, cache.head_dim_v);
+  if (cache.format == KvFormat::kCpuPacked) cache.v_strides.token = 2 * int64_t{cache.head_dim_v};
+  if (cache.dtype == DType::kInt8) {
+    cache.k_token_scales.strides = cache.v_token_scales.strides = strides_of(cache.page_size, cache.num_kv_heads, 1);
+  }
+  validate(cache);
+  return cache;
+}
+
 }  // namespace
 
 int64_t k_elements(const KvCacheShape& shape) {
@@ -132,29 +190,33 @@ int64_t v_elements(const KvCacheShape& shape) {
   return elements("v", shape, shape.head_dim_v);
 }
 
+int64_t token_scale_elements(const KvCacheShape& shape) {
+  return elements("token_scales", shape, 1);
+}
+
 KvCacheView make_nhd_view(const KvCacheShape& shape, void* k, void* v) {
-  KvCacheView cache = make_view(KvFormat::kStrided, shape, k, v);
-  cache.k_strides = token_major(shape.page_size, shape.num_kv_heads, shape.head_dim_qk);
-  cache.v_strides = token_major(shape.page_size, shape.num_kv_heads, shape.head_dim_v);
-  validate(cache);
-  return cache;
+  return with_strides(make_view(KvFormat::kStrided, shape, k, v), token_major);
 }
 
 KvCacheView make_hnd_view(const KvCacheShape& shape, void* k, void* v) {
-  KvCacheView cache = make_view(KvFormat::kStrided, shape, k, v);
-  cache.k_strides = head_major(shape.page_size, shape.num_kv_heads, shape.head_dim_qk);
-  cache.v_strides = head_major(shape.page_size, shape.num_kv_heads, shape.head_dim_v);
-  validate(cache);
-  return cache;
+  return with_strides(make_view(KvFormat::kStrided, shape, k, v), head_major);
 }
 
 KvCacheView make_cpu_packed_view(const KvCacheShape& shape, void* k, void* v) {
-  KvCacheView cache = make_view(KvFormat::kCpuPacked, shape, k, v);
-  cache.k_strides = head_major(shape.page_size, shape.num_kv_heads, shape.head_dim_qk);
-  cache.v_strides = head_major(shape.page_size, shape.num_kv_heads, shape.head_dim_v);
-  cache.v_strides.token = 2 * int64_t{shape.head_dim_v};
-  validate(cache);
-  return cache;
+  return with_strides(make_view(KvFormat::kCpuPacked, shape, k, v), head_major);
+}
+
+KvCacheView make_nhd_view(const KvCacheShape& shape, void* k, void* v, float* k_token_scales, float* v_token_scales) {
+  return with_strides(make_int8_view(KvFormat::kStrided, shape, k, v, k_token_scales, v_token_scales), token_major);
+}
+
+KvCacheView make_hnd_view(const KvCacheShape& shape, void* k, void* v, float* k_token_scales, float* v_token_scales) {
+  return with_strides(make_int8_view(KvFormat::kStrided, shape, k, v, k_token_scales, v_token_scales), head_major);
+}
+
+KvCacheView make_cpu_packed_view(const KvCacheShape& shape, void* k, void* v, float* k_token_scales,
+                                 float* v_token_scales) {
+  return with_strides(make_int8_view(KvFormat::kCpuPacked, shape, k, v, k_token_scales, v_token_scales), head_major);
 }
 
 KvCacheView make_fp8_ds_mla_view(int64_t num_pages, int32_t page_size, void* data) {
@@ -195,6 +257,9 @@ void validate(const KvCacheView& cache) {
   check_distinct("v", v, cache.v_strides);
   require(kvcache::lie_apart(k, v) || kvcache::v_aliases_k(cache),
           "k and v overlap; they must lie apart, or each token's v inside the same token's k");
+  if (cache.dtype == DType::kInt8) return check_token_scales(cache);
+  check_no_token_scales("k_token_scales", cache.k_token_scales, cache.dtype);
+  check_no_token_scales("v_token_scales", cache.v_token_scales, cache.dtype);
 }
 
 }  // namespace folio::inline v0

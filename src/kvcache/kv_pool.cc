@@ -25,6 +25,8 @@ KvCacheShape shape_of(const KvPoolConfig& config) {
                 "num_slots is ", config.num_slots, "; it must be a multiple of page_size (", config.page_size,
                 ") in [0, 2^31 - 1 - page_size]");
   core::require(config.num_layers >= 1, "num_layers is ", config.num_layers, "; it must be 1 or more");
+  core::require(config.dtype != DType::kInt8, "dtype is int8; pools hold no token scales, make the views of an int8 ",
+                "cache with make_nhd_view, make_hnd_view or make_cpu_packed_view");
   KvCacheShape shape;
   shape.num_pages = int64_t{config.num_slots / config.page_size} + 1;
   shape.page_size = config.page_size;

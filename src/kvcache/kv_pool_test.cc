@@ -131,6 +131,7 @@ TEST(KvPoolTest, ChecksItsConfiguration) {
   EXPECT_THAT(refused([](auto& c) { c.num_layers = 0; }), HasSubstr("num_layers is 0"));
   EXPECT_THAT(refused([](auto& c) { c.num_kv_heads = 0; }), HasSubstr("num_kv_heads is 0"));
   EXPECT_THAT(refused([](auto& c) { c.dtype = DType::kFloat4E2M1x2; }), HasSubstr("dtype"));
+  EXPECT_THAT(refused([](auto& c) { c.dtype = DType::kInt8; }), HasSubstr("dtype is int8; pools hold no token scales"));
   const KvPool pool(small());
   EXPECT_THAT(message_of([&] { (void)pool.view(2); }), HasSubstr("layer 2 is not of this pool; it has layers 0 to 1"));
   EXPECT_THAT(message_of([&] { (void)pool.k_scale(-1); }), HasSubstr("layer -1"));

@@ -119,6 +119,14 @@ StridedSet v_set(const KvCacheView& cache) {
                   static_cast<int64_t>(cache.head_dim_v) * (pairs ? 2 : 1), size_of(cache.dtype));
 }
 
+StridedSet token_scale_set(const char* name, const KvCacheView& cache, const TokenScales& scales) {
+  const KvStrides& s = scales.strides;
+  return make_set(
+      name, scales.data,
+      {{{"page", cache.num_pages, s.page}, {"token", cache.page_size, s.token}, {"head", cache.num_kv_heads, s.head}}},
+      1, sizeof(float));
+}
+
 StridedSet rows_set(const char* name, const ConstTensorView& tensor, int64_t tokens) {
   return make_set(
       name, tensor.data,

@@ -28,6 +28,9 @@ struct StridedSet {
 StridedSet k_set(const KvCacheView& cache);
 StridedSet v_set(const KvCacheView& cache);
 
+/// The scales of an int8 cache's K or V half, which `scales` are.
+StridedSet token_scale_set(const char* name, const KvCacheView& cache, const TokenScales& scales);
+
 /// A tensor [tokens, heads, head_dim] with a contiguous innermost dimension, of which `tokens` count.
 StridedSet rows_set(const char* name, const ConstTensorView& tensor, int64_t tokens);
 

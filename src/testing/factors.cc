@@ -22,10 +22,14 @@ constexpr DtypeLevel kDtypeLevels[] = {
     {DType::kFloat16, DType::kFloat32, DType::kBFloat16},
     {DType::kFloat8E4M3, DType::kFloat16, DType::kFloat16},
     {DType::kFloat8E4M3, DType::kFloat8E4M3, DType::kFloat4E2M1x2},
+    {DType::kBFloat16, DType::kInt8, DType::kBFloat16},
+    {DType::kFloat32, DType::kInt8, DType::kFloat32},
+    {DType::kFloat16, DType::kInt8, DType::kFloat8E5M2},
 };
 constexpr string_view kDtypeNames[] = {"bf16/bf16/bf16", "f32/f32/f32",    "f16/f16/f16",    "bf16/e4m3/bf16",
                                        "f16/e5m2/f16",   "e4m3/e4m3/bf16", "e4m3/e4m3/e4m3", "bf16/bf16/f32",
-                                       "f32/bf16/e5m2",  "f16/f32/bf16",   "e4m3/f16/f16",   "e4m3/e4m3/nvfp4"};
+                                       "f32/bf16/e5m2",  "f16/f32/bf16",   "e4m3/f16/f16",   "e4m3/e4m3/nvfp4",
+                                       "bf16/int8/bf16", "f32/int8/f32",   "f16/int8/e5m2"};
 static_assert(std::size(kDtypeLevels) == std::size(kDtypeNames));
 
 constexpr HeadDimLevel kHeadDimLevels[] = {{64, 64}, {128, 128}, {80, 80}, {192, 128}, {256, 256},
@@ -89,7 +93,7 @@ constexpr uint32_t kNvfp4Out = set_of(11);
 constexpr uint32_t kNoWholeBlocks = set_of(5, 7);  // head_dim_v is no multiple of 16
 
 constexpr Conflict kConflicts[] = {
-    {kFormat, set_of(FormatLevel::kPacked), kDtypes, kFloat32Kv, "packed pages hold 16-bit and fp8 values"},
+    {kFormat, set_of(FormatLevel::kPacked), kDtypes, kFloat32Kv, "packed pages hold 16-bit, fp8 and int8 values"},
     {kFormat, set_of(FormatLevel::kPacked), kPageSize, kSmallPages, "packed pages have 16 tokens or more"},
     {kDtypes, kNvfp4Out, kHeadDims, kNoWholeBlocks, "an NVFP4 output has blocks of 16 values"},
     {kFormat, set_of(FormatLevel::kAlias), kHeadDims, kWiderV, "V inside K is no wider than K"},
@@ -97,8 +101,8 @@ constexpr Conflict kConflicts[] = {
     {kSegments, set_of(SegmentsLevel::kRagged), kFormat, kAllButFirst, "ragged tensors have no page format"},
     {kSegments, set_of(SegmentsLevel::kRagged), kPageSize, kAllButFirst, "ragged tensors have no pages"},
     {kSegments, set_of(SegmentsLevel::kRagged), kTable, kAllButFirst, "ragged tensors have no table"},
-    {kSegments, set_of(SegmentsLevel::kRagged), kDtypes, set_of(3, 4),
-     "ragged tensors have q's dtype beside an fp8 cache"},
+    {kSegments, set_of(SegmentsLevel::kRagged), kDtypes, set_of(3, 4, 12, 13, 14),
+     "ragged tensors have q's dtype beside an fp8 or int8 cache"},
     {kSpans, kAllButFirst, kMask, kAllButFirst, "spans show what a causal mask hides"},
     {kRequestCausal, kAllButFirst, kMask, kAllButFirst, "flags of requests lift a causal mask"},
 };

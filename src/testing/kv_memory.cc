@@ -11,7 +11,7 @@
 namespace folio::inline v0::verify {
 namespace {
 
-constexpr uint8_t kNanByte = 0xff;  // all ones are a NaN in every dtype
+constexpr uint8_t kNanByte = 0xff;  // all ones are a NaN in every float dtype; int8 has scales of NaN
 
 /// Elements from the first to the last that strides reach.
 int64_t extent(const KvStrides& strides, int64_t pages, int64_t tokens, int64_t heads, int64_t inner) {
@@ -37,14 +37,19 @@ int64_t v_index(const KvCacheView& cache, int64_t page, int64_t slot, int64_t he
   return base + slot * cache.v_strides.token + d;
 }
 
+/// Element index of a token's scale.
+int64_t scale_index(const TokenScales& scales, int64_t page, int64_t slot, int64_t head) {
+  return page * scales.strides.page + slot * scales.strides.token + head * scales.strides.head;
+}
+
 }  // namespace
 
 KvMemory::KvMemory(const ConformanceCase& c, const Problem& problem) {
   Random random(c.seed ^ 0x6b76u);
   lay_out_cache(c, problem, random);
+  if (cache_.dtype == DType::kInt8) lay_out_token_scales(level<FormatLevel>(c, kFormat) == FormatLevel::kAlias, random);
   write_paged(problem);
-  first_.protect();
-  if (second_.data() != nullptr) second_.protect();
+  protect();
   for (const SegmentModel& segment : problem.segments) add_ragged(problem, segment, random);
 }
 
@@ -164,6 +169,39 @@ void store_ds_mla(std::byte* row, const float* k, const float* scales) {
 
 }  // namespace
 
+/// [pages, tokens, heads], [pages, heads, tokens], or with gaps.
+void KvMemory::lay_out_token_scales(bool alias, Random& random) {
+  const int64_t tokens = cache_.page_size;
+  const int64_t heads = cache_.num_kv_heads;
+  const auto lay_out = [&](TokenScales& scales, GuardedBuffer& memory) {
+    switch (random.below(3)) {
+      case 0: scales.strides = {tokens * heads, heads, 1}; break;
+      case 1: scales.strides = {tokens * heads, 1, tokens}; break;
+      default: scales.strides = {tokens * (heads + 2) + 3, heads + 2, 1}; break;
+    }
+    memory = elements(extent(scales.strides, cache_.num_pages, tokens, heads, 1), DType::kFloat32, GuardedEnd::kBack);
+    scales.data = memory.as<float>();
+  };
+  lay_out(cache_.k_token_scales, k_token_scales_);
+  if (alias) {
+    cache_.v_token_scales = cache_.k_token_scales;
+  } else {
+    lay_out(cache_.v_token_scales, v_token_scales_);
+  }
+}
+
+void KvMemory::protect() {
+  for (GuardedBuffer* buffer : {&first_, &second_, &k_token_scales_, &v_token_scales_}) {
+    if (buffer->data() != nullptr) buffer->protect();
+  }
+}
+
+void KvMemory::unprotect() {
+  for (GuardedBuffer* buffer : {&first_, &second_, &k_token_scales_, &v_token_scales_}) {
+    if (buffer->data() != nullptr) buffer->unprotect();
+  }
+}
+
 std::byte* KvMemory::ds_mla_row(int64_t page, int64_t slot) const {
   return static_cast<std::byte*>(cache_.k) + k_index(cache_, page, slot, 0);
 }
@@ -175,6 +213,8 @@ void KvMemory::write_paged(const Problem& problem) {
     for (const KvRowModel& row : segment.rows) {
       size_t k_at = 0;
       size_t v_at = 0;
+      size_t scale_at = 0;
+      const bool int8 = config.kv == DType::kInt8;
       for (int32_t j = 0; j < row.kv_len; ++j) {
         const int64_t page = row.pages[static_cast<size_t>(j / config.page_size)];
         const int64_t slot = j % config.page_size;
@@ -184,11 +224,19 @@ void KvMemory::write_paged(const Problem& problem) {
           continue;
         }
         for (int64_t h = 0; h < config.num_kv_heads; ++h) {
+          const float k_scale = int8 ? row.k_token_scales[scale_at] : 1.0f;
+          const float v_scale = int8 ? row.v_token_scales[scale_at] : 1.0f;
           const int64_t k0 = k_index(cache_, page, slot, h);
-          for (int64_t d = 0; d < config.head_dim_qk; ++d) store_from_float(cache_.k, config.kv, k0 + d, row.k[k_at++]);
-          for (int64_t d = 0; d < config.head_dim_v; ++d) {
-            store_from_float(cache_.v, config.kv, v_index(cache_, page, slot, h, d), row.v[v_at++]);
+          for (int64_t d = 0; d < config.head_dim_qk; ++d) {
+            store_from_float(cache_.k, config.kv, k0 + d, row.k[k_at++] / k_scale);
           }
+          for (int64_t d = 0; d < config.head_dim_v; ++d) {
+            store_from_float(cache_.v, config.kv, v_index(cache_, page, slot, h, d), row.v[v_at++] / v_scale);
+          }
+          if (!int8) continue;
+          cache_.k_token_scales.data[scale_index(cache_.k_token_scales, page, slot, h)] = k_scale;
+          cache_.v_token_scales.data[scale_index(cache_.v_token_scales, page, slot, h)] = v_scale;
+          ++scale_at;
         }
       }
     }
@@ -235,7 +283,7 @@ void KvMemory::add_ragged(const Problem& problem, const SegmentModel& segment, R
 }
 
 std::vector<const GuardedBuffer*> KvMemory::buffers() const {
-  std::vector<const GuardedBuffer*> all{&first_, &second_};
+  std::vector<const GuardedBuffer*> all{&first_, &second_, &k_token_scales_, &v_token_scales_};
   for (const GuardedBuffer& buffer : ragged_memory_) all.push_back(&buffer);
   return all;
 }
@@ -250,8 +298,7 @@ void KvMemory::poison_row(const Problem& problem, size_t segment, size_t row) {
   }
   const KvRowModel& model = problem.segments[segment].rows[row];
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-  first_.unprotect();
-  if (second_.data() != nullptr) second_.unprotect();
+  unprotect();
   for (int32_t j = 0; j < model.kv_len; ++j) {
     const int32_t page = model.pages[static_cast<size_t>(j / cache_.page_size)];
     if (others.count(page) != 0) continue;
@@ -266,10 +313,12 @@ void KvMemory::poison_row(const Problem& problem, size_t segment, size_t row) {
         store_from_float(cache_.k, cache_.dtype, k_index(cache_, page, slot, h) + d, kNan);
       for (int64_t d = 0; d < cache_.head_dim_v; ++d)
         store_from_float(cache_.v, cache_.dtype, v_index(cache_, page, slot, h, d), kNan);
+      if (cache_.dtype != DType::kInt8) continue;
+      cache_.k_token_scales.data[scale_index(cache_.k_token_scales, page, slot, h)] = kNan;
+      cache_.v_token_scales.data[scale_index(cache_.v_token_scales, page, slot, h)] = kNan;
     }
   }
-  first_.protect();
-  if (second_.data() != nullptr) second_.protect();
+  protect();
 }
 
 }  // namespace folio::inline v0::verify

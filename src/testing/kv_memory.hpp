@@ -30,10 +30,14 @@ class KvMemory {
   void lay_out_cache(const ConformanceCase& conformance_case, const Problem& problem, Random& random);
   GuardedBuffer far_pages(const KvStrides& strides, int64_t page_elements) const;
   std::byte* ds_mla_row(int64_t page, int64_t slot) const;
+  void lay_out_token_scales(bool alias, Random& random);
   void write_paged(const Problem& problem);
+  void protect();
+  void unprotect();
   void add_ragged(const Problem& problem, const SegmentModel& segment, Random& random);
 
-  GuardedBuffer first_, second_;  ///< K, or both; V
+  GuardedBuffer first_, second_;                   ///< K, or both; V
+  GuardedBuffer k_token_scales_, v_token_scales_;  ///< int8: of K, or of both; of V
   std::vector<GuardedBuffer> ragged_memory_;
   KvCacheView cache_;
   std::vector<RaggedKvView> ragged_;

@@ -24,10 +24,12 @@ struct ScaleModel {
 struct KvRowModel {
   int32_t kv_len = 0;
   int32_t first_pos = 0;
-  std::vector<int32_t> pages;       ///< paged: the pages of its tokens, in order
-  std::vector<float> k;             ///< [kv_len, num_kv_heads, head_dim_qk], exactly as stored: scales not applied
-  std::vector<float> v;             ///< [kv_len, num_kv_heads, head_dim_v]
-  std::vector<float> block_scales;  ///< fp8_ds_mla: [kv_len, kDsMlaBlocks], which k and v have been multiplied by
+  std::vector<int32_t> pages;         ///< paged: the pages of its tokens, in order
+  std::vector<float> k;               ///< [kv_len, num_kv_heads, head_dim_qk], exactly as stored: scales not applied
+  std::vector<float> v;               ///< [kv_len, num_kv_heads, head_dim_v]
+  std::vector<float> block_scales;    ///< fp8_ds_mla: [kv_len, kDsMlaBlocks], which k and v have been multiplied by
+  std::vector<float> k_token_scales;  ///< int8: [kv_len, num_kv_heads], which k has been multiplied by
+  std::vector<float> v_token_scales;  ///< likewise; where V aliases K, those of K
 };
 
 struct SegmentModel {

@@ -276,7 +276,8 @@ void make_shape(const ConformanceCase& c, Random random, Problem& problem) {
   if (problem.config.kv_format == KvFormat::kFp8DsMla) problem.config.num_kv_heads = 1;
   problem.config.num_q_heads = problem.config.num_kv_heads * group_size_of(c);
   // The default of AttentionConfig, spelled out.
-  problem.config.ragged_kv = is_fp8(problem.config.kv) ? problem.config.q : problem.config.kv;
+  const bool quantized = is_fp8(problem.config.kv) || problem.config.kv == DType::kInt8;
+  problem.config.ragged_kv = quantized ? problem.config.q : problem.config.kv;
   ShapeBuilder(c, random, problem).build();
   choose_windows(c, random, problem);
   problem.options.force_kernel = c.kernel;

@@ -98,6 +98,8 @@ void make_pages(Random& random, const AttentionConfig& config, Problem& problem)
         };
         copy(before.k, row.k, config.head_dim_qk);
         copy(before.v, row.v, config.head_dim_v);
+        copy(before.k_token_scales, row.k_token_scales, before.k_token_scales.empty() ? 0 : 1);
+        copy(before.v_token_scales, row.v_token_scales, before.v_token_scales.empty() ? 0 : 1);
         if (!row.block_scales.empty()) {
           std::copy_n(before.block_scales.begin(), int64_t{shared} * page * kDsMlaBlocks, row.block_scales.begin());
         }
@@ -149,6 +151,19 @@ void make_ds_mla(Random& random, KvRowModel& row) {
   }
 }
 
+/// Keys or values of int8 tokens, [heads, dim], and their scales. Scales have so few bits that a float has the product
+/// with a stored value; some are far from the others, and some are 0.
+void make_int8(Random& random, int64_t heads, int64_t dim, std::vector<float>& values, std::vector<float>& scales) {
+  constexpr float kDeviation = 40.0f;  // int8 goes to 127
+  values.clear();
+  for (int64_t head = 0; head < heads; ++head) {
+    const auto mantissa = static_cast<float>(random.between(1 << 11, 1 << 12));
+    const float size = random.one_in(16) ? 0.0f : random.one_in(6) ? 0x1p-24f : random.one_in(6) ? 0x1p-15f : 0x1p-17f;
+    scales.push_back(mantissa * size);
+    for (const float value : normals(random, DType::kInt8, dim, kDeviation)) values.push_back(value * scales.back());
+  }
+}
+
 void make_kv(const ConformanceCase& c, Random& random, Problem& problem) {
   const AttentionConfig& config = problem.config;
   const bool alias = level<FormatLevel>(c, kFormat) == FormatLevel::kAlias;
@@ -162,6 +177,11 @@ void make_kv(const ConformanceCase& c, Random& random, Problem& problem) {
       row.v = normals(random, dtype, heads * config.head_dim_v, 1.0f);
       const bool ds_mla = paged && config.kv_format == KvFormat::kFp8DsMla;
       if (ds_mla) make_ds_mla(random, row);
+      if (dtype == DType::kInt8) {
+        make_int8(random, heads, config.head_dim_qk, row.k, row.k_token_scales);
+        make_int8(random, heads, config.head_dim_v, row.v, row.v_token_scales);
+        if (alias) row.v_token_scales = row.k_token_scales;
+      }
       if (ds_mla || (alias && paged)) alias_v(config, problem.alias_offset, row);
     }
   }

@@ -194,10 +194,11 @@ class Row {
     DType dtype;
     int64_t index;
     int64_t step;
-    bool ds_mla = false;  ///< a row of KvFormat::kFp8DsMla, which begins at byte `index`
+    bool ds_mla = false;   ///< a row of KvFormat::kFp8DsMla, which begins at byte `index`
+    Real token_scale = 1;  ///< of an int8 cache's token
     Real operator[](int64_t d) const {
       if (ds_mla) return load_ds_mla(static_cast<const std::byte*>(data) + index, d);
-      return static_cast<Real>(load_as_float(data, dtype, index + d * step));
+      return static_cast<Real>(load_as_float(data, dtype, index + d * step)) * token_scale;
     }
 
    private:
@@ -224,11 +225,17 @@ class Row {
     const KvStrides& strides = value ? args.cache.v_strides : args.cache.k_strides;
     const int64_t head = page * strides.page + kv_head_ * strides.head;
     const void* data = value ? args.cache.v : args.cache.k;
+    const TokenScales& scales = value ? args.cache.v_token_scales : args.cache.k_token_scales;
+    const Real token_scale = scales.data == nullptr ? Real{1} : static_cast<Real>(scale_at(scales, page, slot));
     if (value && args.cache.format == KvFormat::kCpuPacked) {
-      return {data, args.cache.dtype, head + slot / 2 * strides.token + slot % 2, 2};
+      return {data, args.cache.dtype, head + slot / 2 * strides.token + slot % 2, 2, false, token_scale};
     }
     const bool ds_mla = args.cache.format == KvFormat::kFp8DsMla;
-    return {data, args.cache.dtype, head + slot * strides.token, 1, ds_mla};
+    return {data, args.cache.dtype, head + slot * strides.token, 1, ds_mla, token_scale};
+  }
+
+  float scale_at(const TokenScales& scales, int64_t page, int64_t slot) const {
+    return scales.data[page * scales.strides.page + slot * scales.strides.token + kv_head_ * scales.strides.head];
   }
 
   /// A query or key as the logits take it: scaled, and rotated where the op asks for it.

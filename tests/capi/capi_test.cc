@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -177,6 +178,48 @@ TEST(CApi, WritesTheCache) {
   write.slot_mapping = nullptr;
   write.num_slots = 0;
   EXPECT_EQ(folio_write_kv_cache(d.context.get(), &write, nullptr), FOLIO_OK) << folio_last_error();
+}
+
+/// Written and read with scales a token and head, which stand beside the view.
+TEST(CApi, Int8Caches) {
+  Decode d;
+  d.config.kv = d.shape.dtype = FOLIO_DTYPE_INT8;
+  folio_op* raw_op = nullptr;
+  ASSERT_EQ(folio_prepare(d.context.get(), &d.config, nullptr, &raw_op), FOLIO_OK) << folio_last_error();
+  d.op.reset(raw_op);
+  folio_plan_buffer* raw_buffer = nullptr;
+  ASSERT_EQ(folio_create_plan_buffer(d.op.get(), &raw_buffer), FOLIO_OK) << folio_last_error();
+  d.buffer.reset(raw_buffer);
+  ASSERT_EQ(d.plan_batch(), FOLIO_OK) << folio_last_error();
+  constexpr size_t kSlots = static_cast<size_t>(Decode::kPages) * Decode::kPageSize;
+  std::vector<int8_t> k(d.k.size()), v(d.v.size());
+  std::vector<float> k_scales(kSlots * Decode::kKvHeads), v_scales(k_scales.size());
+  folio_cache_write_args write = FOLIO_CACHE_WRITE_ARGS_INIT;
+  ASSERT_EQ(folio_make_nhd_view(&d.shape, k.data(), v.data(), &write.cache), FOLIO_OK) << folio_last_error();
+  EXPECT_EQ(write.cache.dtype, FOLIO_DTYPE_INT8);
+  EXPECT_EQ(write.cache.k_strides.token, Decode::kKvHeads * Decode::kDim);
+  std::vector<int64_t> slots(kSlots);
+  std::iota(slots.begin(), slots.end(), int64_t{0});
+  write.k = rows(d.k.data(), kSlots, Decode::kKvHeads, Decode::kDim);
+  write.v = rows(d.v.data(), kSlots, Decode::kKvHeads, Decode::kDim);
+  write.slot_mapping = slots.data();
+  write.num_slots = kSlots;
+  expect_refusal(folio_write_kv_cache(d.context.get(), &write, nullptr), FOLIO_INVALID_ARGUMENT,
+                 "k_token_scales.data is null");
+  const folio_kv_strides strides = {Decode::kPageSize * Decode::kKvHeads, Decode::kKvHeads, 1};
+  write.k_token_scales = {k_scales.data(), strides};
+  write.v_token_scales = {v_scales.data(), strides};
+  ASSERT_EQ(folio_write_kv_cache(d.context.get(), &write, nullptr), FOLIO_OK) << folio_last_error();
+  EXPECT_EQ(v[0], 0);
+  EXPECT_EQ(v.back(), 127);
+  EXPECT_EQ(v_scales[0], 0.0f);
+  EXPECT_EQ(v_scales.back(), static_cast<float>(kSlots - 1) / 127.0f);
+  d.segment_args.cache = write.cache;
+  expect_refusal(d.run(), FOLIO_INVALID_ARGUMENT, "k_token_scales.data is null");
+  d.segment_args.k_token_scales = write.k_token_scales;
+  d.segment_args.v_token_scales = write.v_token_scales;
+  ASSERT_EQ(d.run(), FOLIO_OK) << folio_last_error();
+  d.expect_result();  // 127 times a scale is the value but for a float32 rounding
 }
 
 TEST(CApi, RecommendsAFormatThatItsMakersMake) {

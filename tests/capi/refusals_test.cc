@@ -159,6 +159,24 @@ TEST(CRefusals, StructuresOfTheFirstVersion) {
   ASSERT_EQ(folio_batch_init(&batch, 64), FOLIO_OK) << folio_last_error();
   EXPECT_EQ(batch.struct_size, 64u);
   EXPECT_NE(batch.spans, nullptr);  // not written
+
+  d.batch = FOLIO_BATCH_INIT;
+  d.batch.num_requests = d.batch.num_tokens = 2;
+  d.batch.cu_q = d.cu_q.data();
+  d.batch.segments = &d.segment;
+  d.batch.num_segments = 1;
+  ASSERT_EQ(d.plan_batch(), FOLIO_OK) << folio_last_error();
+  float scale = 1.0f;
+  d.segment_args.struct_size = 416;
+  d.segment_args.k_token_scales.data = &scale;  // likewise
+  ASSERT_EQ(d.run(), FOLIO_OK) << folio_last_error();
+  d.expect_result();
+  folio_cache_write_args write = FOLIO_CACHE_WRITE_ARGS_INIT;
+  write.struct_size = 376;
+  write.v_token_scales.data = &scale;  // likewise
+  write.k = write.v = rows(d.k.data(), 0, Decode::kKvHeads, Decode::kDim);
+  write.cache = d.segment_args.cache;
+  EXPECT_EQ(folio_write_kv_cache(d.context.get(), &write, nullptr), FOLIO_OK) << folio_last_error();
 }
 
 TEST(CRefusals, MasksAsRules) {
@@ -230,7 +248,7 @@ TEST(CRefusals, Enumerations) {
   };
   for (const Case& c : cases) {
     const int32_t right = *c.field;
-    for (const int32_t wrong : {-1, 7, INT32_MIN, INT32_MAX}) {
+    for (const int32_t wrong : {-1, 8, INT32_MIN, INT32_MAX}) {
       *c.field = wrong;
       expect_refusal(c.call(), FOLIO_INVALID_ARGUMENT, std::string(c.name).append(" ").append(std::to_string(wrong)));
       *c.field = right;

@@ -51,6 +51,10 @@ TEST_F(CudaTest, PrepareRefusesWhatNoKernelTakes) {
   packed.kv_format = KvFormat::kCpuPacked;
   folio::testing::expect_refused(
       "kv_format is cpu_packed", [&] { prepare(context, packed); }, ErrorCode::kUnsupported);
+  AttentionConfig int8 = plain_config();
+  int8.kv = DType::kInt8;
+  folio::testing::expect_refused(
+      "kv is int8", [&] { prepare(context, int8); }, ErrorCode::kUnsupported);
   AttentionConfig odd = plain_config();
   odd.head_dim_qk = 100;
   folio::testing::expect_refused(
@@ -67,6 +71,23 @@ TEST_F(CudaTest, PrepareRefusesWhatNoKernelTakes) {
   forced.force_kernel = "generic";
   folio::testing::expect_refused("kernels here are: cuda-sm90, cuda-sm90-mla, cuda-sm80, cuda-plain",
                                  [&] { prepare(context, plain_config(), forced); });
+}
+
+TEST_F(CudaTest, Int8CachesAreForCpus) {
+  std::vector<int8_t> values(2 * 128);
+  std::vector<float> scales(2 * 16);
+  const KvCacheView cache = make_nhd_view({1, 16, 1, 8, 8, DType::kInt8}, values.data(), values.data() + 128,
+                                          scales.data(), scales.data() + 16);
+  const Context context = Context::cuda(0);
+  const auto refused = [](const char* text, const auto& call) {
+    folio::testing::expect_refused(text, call, ErrorCode::kUnsupported);
+  };
+  CacheWriteArgs args;
+  args.cache = cache;
+  refused("write_kv_cache of an int8 cache on a GPU", [&] { write_kv_cache(context, args); });
+  refused("gather_kv of an int8 cache on a GPU", [&] { gather_kv(context, cache, {}, {}, {}, {}); });
+  refused("copy_pages of an int8 cache on a GPU", [&] { copy_pages(context, cache, cache, {}, {}); });
+  refused("convert_pages of an int8 cache on a GPU", [&] { convert_pages(context, cache, cache, {}, {}); });
 }
 
 TEST_F(CudaTest, DeviceLengthsNeedBounds) {

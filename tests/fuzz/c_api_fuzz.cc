@@ -19,6 +19,8 @@ void write_cache(FuzzInput& input, const folio_context* context, const folio_att
   args.value = FOLIO_CACHE_WRITE_ARGS_INIT;
   const int32_t tokens = input.take_between(0, 12);
   args.value.cache = take_cache(input, memory, config);
+  args.value.k_token_scales = take_token_scales(input, memory, args.value.cache);
+  args.value.v_token_scales = take_token_scales(input, memory, args.value.cache);
   args.value.k = take_tensor<folio_const_tensor_view>(input, memory, take_dtype(input, FOLIO_DTYPE_FLOAT32), tokens,
                                                       config.num_kv_heads, config.head_dim_qk);
   args.value.v = take_tensor<folio_const_tensor_view>(input, memory, args.value.k.dtype, tokens, config.num_kv_heads,

@@ -59,12 +59,13 @@ void disturb_size(FuzzInput& input, Padded<Struct>& given) {
 inline folio_dtype take_dtype(FuzzInput& input, folio_dtype usual) {
   const auto kind = input.take<uint8_t>();
   if (kind < 160) return usual;
-  return kind < 250 ? kind % 7 : input.take<int32_t>();
+  if (kind >= 244 && kind < 250) return FOLIO_DTYPE_INT8;
+  return kind < 244 ? kind % 7 : input.take<int32_t>();
 }
 
 inline int64_t dtype_size(folio_dtype dtype) {
-  constexpr int64_t kSizes[] = {1, 4, 2, 2, 1, 1, 1};
-  return dtype >= 0 && dtype < 7 ? kSizes[dtype] : 8;
+  constexpr int64_t kSizes[] = {1, 4, 2, 2, 1, 1, 1, 1};
+  return dtype >= 0 && dtype < 8 ? kSizes[dtype] : 8;
 }
 
 inline folio_attention_config take_config(FuzzInput& input) {
@@ -237,7 +238,7 @@ View take_tensor(FuzzInput& input, Memory& memory, folio_dtype dtype, int64_t to
   view.strides[2] = 1;
   view.strides[1] = dim;
   view.strides[0] = dim * heads;
-  if (input.take<uint8_t>() % 32 == 0) view.dtype = input.take_between(-1, 7);
+  if (input.take<uint8_t>() % 32 == 0) view.dtype = input.take_between(-1, 8);
   view.data = memory.get(tokens * heads * dim, std::max(dtype_size(dtype), dtype_size(view.dtype)));
   disturb_pointer(input, view.data);
   if (input.take<uint8_t>() % 32 == 0) view.rank = input.take_between(-1, FOLIO_MAX_RANK + 1);
@@ -305,6 +306,21 @@ inline folio_kv_cache_view take_cache(FuzzInput& input, Memory& memory, const fo
   return view;
 }
 
+/// What an int8 cache has beside it.
+inline folio_token_scales take_token_scales(FuzzInput& input, Memory& memory, const folio_kv_cache_view& view) {
+  folio_token_scales scales = FOLIO_TOKEN_SCALES_INIT;
+  if (view.dtype != FOLIO_DTYPE_INT8) return scales;
+  const int64_t heads = std::max(view.num_kv_heads, 0);
+  const int64_t page = std::max(view.page_size, 0) * heads;
+  scales.data = static_cast<float*>(memory.get(std::max<int64_t>(view.num_pages, 0) * page, 4));
+  scales.strides = {page, heads, 1};
+  disturb_pointer(input, scales.data);
+  for (int64_t* stride : {&scales.strides.page, &scales.strides.token, &scales.strides.head}) {
+    disturb_stride(input, *stride);
+  }
+  return scales;
+}
+
 /// The page table of a segment, and its ragged tensors: one of them is used.
 struct SegmentMemory {
   std::vector<int32_t> entries, indptr, ragged_indptr;
@@ -317,6 +333,8 @@ inline folio_segment_args take_segment_args(FuzzInput& input, Memory& memory, Se
   const auto rows = static_cast<size_t>(segment.group_indptr != nullptr ? segment.num_groups : requests);
   if (segment.source != FOLIO_KV_RAGGED) {
     args.cache = take_cache(input, memory, config);
+    args.k_token_scales = take_token_scales(input, memory, args.cache);
+    args.v_token_scales = take_token_scales(input, memory, args.cache);
     arrays.entries = input.take_lengths(input.take<uint8_t>(), 12);
     args.table.indices = arrays.entries.data();
     args.table.num_indices = static_cast<int64_t>(arrays.entries.size());

@@ -26,6 +26,11 @@ using Ints = std::vector<int32_t>;
 constexpr int64_t kMostBytes = 1 << 16;  // of one half of a cache
 constexpr std::array<DType, 5> kDtypes = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3,
                                           DType::kFloat8E5M2};
+/// Of a cache.
+DType take_dtype(FuzzInput& input) {
+  const auto kind = input.take<uint8_t>();
+  return kind >= 235 && kind < 250 ? DType::kInt8 : kDtypes[kind % kDtypes.size()];
+}
 
 const folio::Context& shared_context() {
   static const folio::Context context = folio::Context::cpu({.executor = {}, .num_threads = 1, .force_kernel = {}});
@@ -47,14 +52,28 @@ int64_t index_of(const KvCacheView& view, const Place& at) {
   return head + at.token * strides.token + at.d;
 }
 
+int64_t scale_index(const KvCacheView& view, const Place& at) {
+  const folio::KvStrides& strides = (at.v ? view.v_token_scales : view.k_token_scales).strides;
+  return at.page * strides.page + at.token * strides.token + at.head * strides.head;
+}
+
 /// A cache of exactly the memory that its strides reach, filled with values that follow from where they lie.
 struct Cache {
   KvCacheView view;
   std::vector<std::byte> k, v;
+  std::vector<float> k_scales, v_scales;  ///< of the tokens of int8
   bool usable = true;
 
+  bool int8() const { return view.dtype == DType::kInt8; }
+  float scale(const Place& at) const {
+    return int8() ? (at.v ? v_scales : k_scales)[static_cast<size_t>(scale_index(view, at))] : 1.0f;
+  }
+  /// Its value, the token's scale included.
   float load(const Place& at) const {
-    return folio::load_as_float(at.v ? v.data() : k.data(), view.dtype, index_of(view, at));
+    return folio::load_as_float(at.v ? v.data() : k.data(), view.dtype, index_of(view, at)) * scale(at);
+  }
+  bool holds(const Cache& other) const {
+    return k == other.k && v == other.v && k_scales == other.k_scales && v_scales == other.v_scales;
   }
   template <typename Visit>
   void for_each(const Visit& visit) const {
@@ -84,8 +103,23 @@ folio::KvCacheShape take_shape(FuzzInput& input) {
   shape.num_kv_heads = take_usual(input, 1, 3);
   shape.head_dim_qk = take_usual(input, 1, 5);
   shape.head_dim_v = input.take<uint8_t>() % 2 == 0 ? shape.head_dim_qk : take_usual(input, 1, 5);
-  shape.dtype = kDtypes[input.take<uint8_t>() % kDtypes.size()];
+  shape.dtype = take_dtype(input);
   return shape;
+}
+
+/// Scales for exactly what their strides reach.
+void take_token_scales(FuzzInput& input, Cache& cache) {
+  KvCacheView& view = cache.view;
+  for (const bool v : {false, true}) {
+    folio::TokenScales& scales = v ? view.v_token_scales : view.k_token_scales;
+    if (input.take<uint8_t>() % 4 == 0) scales.strides.page += input.take<uint8_t>() % 16;
+    std::vector<float>& memory = v ? cache.v_scales : cache.k_scales;
+    if (view.num_pages == 0 || view.page_size > 64 || view.num_kv_heads > 64) continue;
+    const Place last = {v, view.num_pages - 1, view.page_size - 1, view.num_kv_heads - 1, 0};
+    memory.resize(static_cast<size_t>(scale_index(view, last) + 1));
+    for (size_t i = 0; i < memory.size(); ++i) memory[i] = 0.25f * static_cast<float>(i % 9);
+    scales.data = memory.data();
+  }
 }
 
 void take_cache(FuzzInput& input, const folio::KvCacheShape& shape, Cache& cache) {
@@ -94,9 +128,13 @@ void take_cache(FuzzInput& input, const folio::KvCacheShape& shape, Cache& cache
     std::byte* const nowhere = nullptr;
     const folio::KvCacheShape no_pages = {
         0, shape.page_size, shape.num_kv_heads, shape.head_dim_qk, shape.head_dim_v, shape.dtype};
-    cache.view = kind % 4 == 0   ? folio::make_cpu_packed_view(no_pages, nowhere, nowhere)
-                 : kind % 4 == 1 ? folio::make_hnd_view(no_pages, nowhere, nowhere)
-                                 : folio::make_nhd_view(no_pages, nowhere, nowhere);
+    const auto make = [&](auto... scales) {
+      return kind % 4 == 0   ? folio::make_cpu_packed_view(no_pages, nowhere, nowhere, scales...)
+             : kind % 4 == 1 ? folio::make_hnd_view(no_pages, nowhere, nowhere, scales...)
+                             : folio::make_nhd_view(no_pages, nowhere, nowhere, scales...);
+    };
+    float* const no_scales = nullptr;
+    cache.view = shape.dtype == DType::kInt8 ? make(no_scales, no_scales) : make();
   });
   if (!cache.usable) return;
   KvCacheView& view = cache.view;
@@ -122,6 +160,7 @@ void take_cache(FuzzInput& input, const folio::KvCacheShape& shape, Cache& cache
   cache.v.resize(static_cast<size_t>(v_bytes));
   view.k = cache.k.data();
   view.v = cache.v.data();
+  if (cache.int8()) take_token_scales(input, cache);
   if (!accepted([&] { folio::validate(view); })) return;
   const auto seed = input.take<uint8_t>();
   cache.for_each([&](const Place& at) {
@@ -148,6 +187,17 @@ float stored(DType dtype, float value) {
   return folio::load_as_float(memory.data(), dtype, 0);
 }
 
+/// What an int8 cache holds of component `d` of a token, whose `dim` values `value(d)` gives.
+template <typename Value>
+float quantized(int64_t d, int64_t dim, const Value& value) {
+  float most = 0.0f;
+  for (int64_t i = 0; i < dim; ++i) {
+    if (std::isfinite(value(i))) most = std::max(most, std::abs(value(i)));
+  }
+  const float scale = most / 127.0f;
+  return scale > 0.0f ? static_cast<float>(folio::float_to_int8(value(d) / scale)) * scale : 0.0f;
+}
+
 bool same(float a, float b) {
   return a == b || (std::isnan(a) && std::isnan(b));
 }
@@ -159,7 +209,7 @@ void check_moves(FuzzInput& input) {
   take_cache(input, shape, from);
   const bool within = input.take<uint8_t>() % 4 == 0, convert = input.take<uint8_t>() % 2 == 0;
   if (!within) {
-    if (convert) shape.dtype = kDtypes[input.take<uint8_t>() % kDtypes.size()];
+    if (convert) shape.dtype = take_dtype(input);
     if (input.take<uint8_t>() > 250) shape = take_shape(input);
     if (input.take<uint8_t>() % 4 == 0) shape.num_pages = input.take_between(0, 6);
     take_cache(input, shape, other);
@@ -180,7 +230,8 @@ void check_moves(FuzzInput& input) {
     scales.to_v = take_scale(input, folio::is_fp8(to.view.dtype));
   }
   const Cache from_before = from;
-  const std::vector<std::byte> k_before = to.k, v_before = to.v;
+  const Cache to_before = to;
+  const std::vector<std::byte>&k_before = to_before.k, &v_before = to_before.v;
   const bool done = accepted([&] {
     if (convert) {
       folio::convert_pages(shared_context(), from.view, to.view, source, destination, scales);
@@ -189,7 +240,7 @@ void check_moves(FuzzInput& input) {
     }
   });
   if (!done) {
-    FUZZ_CHECK(to.k == k_before && to.v == v_before);
+    FUZZ_CHECK(to.holds(to_before));
     return;
   }
   std::map<int64_t, int64_t> source_of;
@@ -199,7 +250,10 @@ void check_moves(FuzzInput& input) {
   const auto element = static_cast<size_t>(folio::size_of(to.view.dtype));
   to.for_each([&](const Place& at) {
     const auto moved = source_of.find(at.page);
-    if (moved == source_of.end()) return;
+    if (moved == source_of.end()) {
+      FUZZ_CHECK(to.scale(at) == to_before.scale(at));
+      return;
+    }
     std::vector<bool>& written = at.v ? v_written : k_written;
     const size_t first = static_cast<size_t>(index_of(to.view, at)) * element;
     std::fill_n(written.begin() + static_cast<std::ptrdiff_t>(first), element, true);
@@ -208,6 +262,16 @@ void check_moves(FuzzInput& input) {
     const float from_scale = at.v ? scales.from_v.value : scales.from_k.value;
     const float to_scale = at.v ? scales.to_v.value : scales.to_k.value;
     const float value = from_before.load(origin);
+    if (to.int8() && !from.int8()) {
+      const int64_t dim = at.v ? to.view.head_dim_v : to.view.head_dim_qk;
+      const auto of_token = [&](int64_t d) {
+        Place place = origin;
+        place.d = d;
+        return from_before.load(place) * from_scale;
+      };
+      FUZZ_CHECK(same(to.load(at), quantized(at.d, dim, of_token)));
+      return;
+    }
     const bool keeps_bits = from.view.dtype == to.view.dtype && from_scale == to_scale;
     FUZZ_CHECK(same(to.load(at), keeps_bits ? value : stored(to.view.dtype, value * from_scale / to_scale)));
   });
@@ -338,7 +402,7 @@ void check_write(FuzzInput& input) {
   args.v_scale = take_scale(input, fp8 && dtype != view.dtype);
   const Cache before = cache;
   if (!accepted([&] { folio::write_kv_cache(shared_context(), args); })) {
-    FUZZ_CHECK(cache.k == before.k && cache.v == before.v);
+    FUZZ_CHECK(cache.holds(before));
     return;
   }
   std::map<int64_t, int64_t> token_of;  // of several tokens with one slot the last wins
@@ -354,8 +418,15 @@ void check_write(FuzzInput& input) {
       return;
     }
     const int64_t dim = at.v ? view.head_dim_v : view.head_dim_qk;
-    const float value = folio::load_as_float(at.v ? v.data() : k.data(), dtype,
-                                             (token->second * view.num_kv_heads + at.head) * dim + at.d);
+    const auto of_token = [&](int64_t d) {
+      return folio::load_as_float(at.v ? v.data() : k.data(), dtype,
+                                  (token->second * view.num_kv_heads + at.head) * dim + d);
+    };
+    const float value = of_token(at.d);
+    if (cache.int8()) {
+      FUZZ_CHECK(same(cache.load(at), quantized(at.d, dim, of_token)));
+      return;
+    }
     const float scale = dtype == view.dtype ? 1.0f : at.v ? args.v_scale.value : args.k_scale.value;
     FUZZ_CHECK(same(cache.load(at), stored(view.dtype, value / scale)));
   });

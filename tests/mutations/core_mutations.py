@@ -41,8 +41,22 @@ plant(rule, "zeros-have-no-scale", ROWS_OF_CACHES, "std::max(most / kLargestE4M3
       "most / kLargestE4M3")
 plant(rule, "rope-read-from-the-scales", ROWS_OF_CACHES, "from + kDsMlaRopeOffset, elements", "from + kDsMlaScalesOffset, elements")
 plant(rule, "rows-without-their-ends", KVCACHE + "strided_set.cc", "cache.format == KvFormat::kFp8DsMla ? kDsMlaRowBytes : ", "")
-plant(rule, "scales-of-writes-ignored", ATTENTION + "cache_args.cc", "  return cache.format == KvFormat::kFp8DsMla;\n",
-      "  return false;\n")
+plant(rule, "scales-of-writes-ignored", ATTENTION + "cache_args.cc", "  return cache.format == KvFormat::kFp8DsMla || cache.dtype == DType::kInt8;\n",
+      "  return cache.dtype == DType::kInt8;\n")
+
+rule = "int8 caches"
+CPU_COMMON = "src/kernels/cpu/common/"
+plant(rule, "masked-tokens-take-their-scale", CPU_COMMON + "token_scales.hpp",
+      "select(lanes_of_bits(static_cast<uint32_t>(visible >> i)), scaled, Vec{})", "scaled")
+plant(rule, "scales-of-the-first-page", CPU_COMMON + "producer.hpp", "copy_token_scales(kv, kv.pages[number], slot",
+      "copy_token_scales(kv, kv.pages[0], slot")
+plant(rule, "values-scaled-as-keys", CPU_COMMON + "scheduler.cc", "kv.v_scales = v.data +", "kv.v_scales = k.data +")
+plant(rule, "infinities-make-the-int8-scale", ROWS_OF_CACHES,
+      "codec_detail::select(magnitude < codec_detail::kInfinity, magnitude, 0)", "magnitude")
+plant(rule, "pages-leave-their-scales", "src/kernels/cpu/generic/cache/move_rows.cc",
+      "      half.to.scale(to_page, token, head) = half.from.scale(from_page, token, head);\n", "")
+plant(rule, "token-scales-within-the-values", KVCACHE + "cache_view.cc",
+      "require(kvcache::lie_apart(set, kvcache::k_set(cache)) && kvcache::lie_apart(set, kvcache::v_set(cache)), name,", "require(true, name,")
 
 rule = "outputs lie apart"
 plant(rule, "caches-may-be-written", ALIASING, 'outputs.apart_from("the K cache", kvcache::k_set(args.cache));', "")

@@ -92,7 +92,7 @@ def make_config(maker):
         "kv": folio.float8_e4m3fn, "kv_format": folio.KvFormat.FP8_DS_MLA}
     return {
         "num_q_heads": kv_heads * some(1, 2, 5), "num_kv_heads": kv_heads, "head_dim_qk": some(8, 32, 64, 72),
-        "head_dim_v": some(8, 24, 64), "q": q, "kv": some(q, q, folio.float8_e4m3fn, folio.float8_e5m2),
+        "head_dim_v": some(8, 24, 64), "q": q, "kv": some(q, q, folio.float8_e4m3fn, folio.float8_e5m2, folio.int8),
         "out": some(None, None, q, *ELEMENTS),
         "page_size": 16 if packed else some(1, 3, 16, 64),
         "kv_format": folio.KvFormat.CPU_PACKED if packed else folio.KvFormat.STRIDED,
@@ -117,14 +117,35 @@ def make_rules(maker, op, q_len):
     return rules
 
 
+def make_int8_cache(maker, config, pages):
+    """Tokens, and a view of the arrays that they were written into."""
+    heads, size, dims = config["num_kv_heads"], config["page_size"], (config["head_dim_qk"], config["head_dim_v"])
+    packed = config["kv_format"] == folio.KvFormat.CPU_PACKED
+    head_major = packed or maker.some(True, False)
+    page = (heads, size) if head_major else (size, heads)
+    stored = [np.zeros((pages, *page, dim), np.int8) for dim in dims]
+    if packed:
+        stored[1] = np.zeros((pages, heads, size // 2, dims[1], 2), np.int8)
+    scales = [np.zeros((pages, *page), np.float32) for _ in range(2)]
+    make = folio.make_cpu_packed_view if packed else folio.make_hnd_view if head_major else folio.make_nhd_view
+    k, v = (maker.values(pages * size, heads, dim) for dim in dims)
+    cache = make(*stored, k_token_scales=scales[0], v_token_scales=scales[1])
+    args = folio.CacheWriteArgs(k, v, np.arange(pages * size), cache)
+    folio.write_kv_cache(folio.Context.cpu(num_threads=1), args)
+    return k, v, lambda k, v: make(*map(maker.give, stored), k_token_scales=maker.give(scales[0]),
+                                   v_token_scales=maker.give(scales[1]))
+
+
 def make_cache(maker, config, pages):
-    element = ELEMENTS[config["kv"]]
     heads, size, dims = config["num_kv_heads"], config["page_size"], (config["head_dim_qk"], config["head_dim_v"])
     if config["kv_format"] == folio.KvFormat.FP8_DS_MLA:
         rows, k = np.zeros((pages, size, 656), np.uint8), maker.values(pages * size, 1, dims[0])
         slots, context = np.arange(pages * size), folio.Context.cpu(num_threads=1)
         folio.write_kv_cache(context, folio.CacheWriteArgs(k, None, slots, folio.make_fp8_ds_mla_view(rows)))
         return k, k[..., :dims[1]], lambda k, v: folio.make_fp8_ds_mla_view(maker.give(rows))
+    if config["kv"] == folio.int8:
+        return make_int8_cache(maker, config, pages)
+    element = ELEMENTS[config["kv"]]
     if config["kv_format"] == folio.KvFormat.CPU_PACKED:
         k = maker.values(pages, heads, size, dims[0], element=element)
         return k, maker.values(pages, heads, size // 2, dims[1], 2, element=element), folio.make_cpu_packed_view
@@ -176,7 +197,7 @@ def make_segments(maker, config, q_len, sharded):
         scales = {"k_scale": make_scale(maker, heads, requests), "v_scale": make_scale(maker, heads, requests)}
         source = folio.KvSource.RAGGED if kind == "ragged" else folio.KvSource.PAGED
         if kind == "ragged":
-            element = ELEMENTS[config["q"] if config["kv"] in FP8 else config["kv"]]
+            element = ELEMENTS[config["q"] if config["kv"] in (*FP8, folio.int8) else config["kv"]]
             k, v = (maker.values(sum(lengths), heads, config[dim], element=element)
                     for dim in ("head_dim_qk", "head_dim_v"))
             memory = {"ragged": (maker.give(k), maker.give(v)), "table": maker.ints(maker.indptr(lengths))}

@@ -129,7 +129,7 @@ def test_every_setter_names_its_field():
 
 
 SIZES = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim_qk": 8, "head_dim_v": 8}
-DTYPES = "'float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2' or 'float4_e2m1fn_x2'"
+DTYPES = "'float32', 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2', 'float4_e2m1fn_x2' or 'int8'"
 FEATURES = "'soft_cap', 'alibi', 'sinks', 'rope_llama', 'spans', 'request_causal' or 'kv_start'"
 
 

@@ -95,6 +95,81 @@ def test_refusals():
     assert not memory[0].any() and not flag.any()
 
 
+def int8_cache(layout):
+    """Arrays of int8 and their scales, with the view over them."""
+    order = [0, 1, 2, 3] if layout == "nhd" else [0, 2, 1, 3]
+    shape = np.array([PAGES, PAGE_SIZE, HEADS, DIM])[order]
+    k, v = (np.zeros(shape, np.int8) for _ in range(2))
+    scales = [np.full(shape[:3], np.nan, np.float32) for _ in range(2)]
+    make = folio.make_nhd_view if layout == "nhd" else folio.make_hnd_view
+    cache = make(k, v, k_token_scales=scales[0], v_token_scales=scales[1])
+    token_major = [half if layout == "nhd" else half.swapaxes(1, 2) for half in (k, v, *scales)]
+    return cache, token_major
+
+
+@pytest.mark.parametrize("layout", ["nhd", "hnd"])
+def test_int8_caches_have_a_scale_for_each_token_and_head(layout):
+    context = folio.Context.cpu(num_threads=2)
+    k, v = tokens(20)
+    v[3, 1] = 0
+    slots = np.random.default_rng(4).permutation(PAGES * PAGE_SIZE)[:20].astype(np.int64)
+    cache, arrays = int8_cache(layout)
+    assert cache.dtype == folio.int8
+    folio.write_kv_cache(context, folio.CacheWriteArgs(k, v, slots, cache))
+    for half, scales, given in zip(arrays[:2], arrays[2:], (k, v)):
+        wanted = np.abs(given).max(axis=-1) / np.float32(127)
+        assert np.array_equal(scales[slots // PAGE_SIZE, slots % PAGE_SIZE], wanted)
+        divisor = np.where(wanted > 0, wanted, np.float32(1))[..., None]
+        assert np.array_equal(half[slots // PAGE_SIZE, slots % PAGE_SIZE], np.rint(given / divisor).astype(np.int8))
+
+    config = folio.AttentionConfig(num_q_heads=4, num_kv_heads=HEADS, head_dim_qk=DIM, head_dim_v=DIM,
+                                   q=folio.float32, kv=np.int8, page_size=PAGE_SIZE)
+    op = folio.prepare(context, config)
+    k, v = tokens(37, seed=5)
+    pages = np.array([3, 0, 4], np.int32)
+    slots = (pages[np.arange(37) // PAGE_SIZE] * PAGE_SIZE + np.arange(37) % PAGE_SIZE).astype(np.int64)
+    folio.write_kv_cache(context, folio.CacheWriteArgs(k, v, slots, cache))
+    q = np.random.default_rng(6).standard_normal((1, 4, DIM)).astype(np.float32)
+    out = np.empty_like(q)
+    plan = folio.plan(op, folio.BatchView([0, 1], [folio.KvSegment([37])]), folio.make_plan_buffer(op))
+    segment = folio.SegmentArgs(cache, folio.dense_table(pages[None]))
+    folio.run(plan, folio.AttentionArgs(q, out, [segment]), folio.Workspace(folio.workspace_size(op)))
+    stored = [half[pages].reshape(-1, HEADS, DIM)[:37] * scales[pages].reshape(-1, HEADS, 1)[:37].astype(np.float64)
+              for half, scales in zip(arrays[:2], arrays[2:])]
+    gathered = [np.empty((37, HEADS, DIM), np.float32) for _ in range(2)]
+    folio.gather_kv(context, cache, folio.dense_table(pages[None]), [37], *gathered)
+    for half, exact in zip(gathered, stored):
+        np.testing.assert_array_equal(half, exact.astype(np.float32))
+    for head in range(4):
+        logits = stored[0][:, head // 2] @ q[0, head].astype(np.float64) / np.sqrt(DIM)
+        p = np.exp(logits - logits.max())
+        np.testing.assert_allclose(out[0, head], p / p.sum() @ stored[1][:, head // 2], atol=1e-5)
+
+
+def test_int8_refusals():
+    k, v = (np.zeros((PAGES, PAGE_SIZE, HEADS, DIM), np.int8) for _ in range(2))
+    scales = [np.ones((PAGES, PAGE_SIZE, HEADS), np.float32) for _ in range(2)]
+    with pytest.raises(folio.InvalidArgument, match="k_token_scales.data is null"):
+        folio.make_nhd_view(k, v)
+    with pytest.raises(folio.InvalidArgument, match="it must be that of k without the head dimension"):
+        folio.make_hnd_view(k, v, k_token_scales=scales[0], v_token_scales=scales[1][:2])
+    with pytest.raises(folio.InvalidArgument, match="k_token_scales is float16; it must be float32"):
+        folio.make_nhd_view(k, v, k_token_scales=scales[0].astype(np.float16), v_token_scales=scales[1])
+    with pytest.raises(folio.InvalidArgument, match="k_token_scales are given, but the cache is float32"):
+        folio.make_nhd_view(*(half.astype(np.float32) for half in (k, v)), k_token_scales=scales[0])
+    cache = folio.make_nhd_view(k, v, k_token_scales=scales[0], v_token_scales=scales[1])
+    new = tokens(1)
+    with pytest.raises(folio.InvalidArgument, match="int8 caches have a scale for each token and KV head"):
+        folio.write_kv_cache(folio.Context.cpu(), folio.CacheWriteArgs(*new, [0], cache, k_scale=2.0))
+    scales[1].flags.writeable = False
+    cache = folio.make_nhd_view(k, v, k_token_scales=scales[0], v_token_scales=scales[1])
+    with pytest.raises(folio.InvalidArgument, match="v_token_scales is read-only"):
+        folio.CacheWriteArgs(*new, [0], cache)
+    config = dict(num_q_heads=2, num_kv_heads=2, head_dim_qk=DIM, head_dim_v=DIM, page_size=PAGE_SIZE)
+    with pytest.raises(folio.Error, match="q is int8, which is a type of paged caches"):
+        folio.prepare(folio.Context.cpu(), folio.AttentionConfig(q=folio.int8, kv=folio.int8, **config))
+
+
 def ds_mla_rows(tokens, seed):
     """Rows of fp8_ds_mla as FlashMLA documents them, and the keys that they hold, in float64."""
     random = np.random.default_rng(seed)

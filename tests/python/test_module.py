@@ -16,7 +16,7 @@ def test_version():
 
 
 DTYPES = {"kFloat32": "float32", "kFloat16": "float16", "kBFloat16": "bfloat16", "kFloat8E4M3": "float8_e4m3fn",
-          "kFloat8E5M2": "float8_e5m2", "kFloat4E2M1x2": "float4_e2m1fn_x2"}
+          "kFloat8E5M2": "float8_e5m2", "kFloat4E2M1x2": "float4_e2m1fn_x2", "kInt8": "int8"}
 
 
 def python_name(enum, enumerator):

@@ -16,6 +16,7 @@ DTYPES = {
     folio.float8_e4m3fn: ["float8_e4m3fn", "fp8_e4m3", ml_dtypes.float8_e4m3fn, np.dtype(ml_dtypes.float8_e4m3fn)],
     folio.float8_e5m2: ["float8_e5m2", "fp8_e5m2", ml_dtypes.float8_e5m2, np.dtype(ml_dtypes.float8_e5m2)],
     folio.float4_e2m1fn_x2: ["float4_e2m1fn_x2", "fp4_e2m1x2"],
+    folio.int8: ["int8", np.int8, np.dtype(np.int8)],
 }
 ENUMS = [folio.DeviceType, folio.Where, folio.ThreadPinning, folio.KvFormat, folio.KvSource, folio.MaskKind,
          folio.SegmentMask, folio.CustomMaskScope, folio.Determinism, folio.LseBase, folio.ScaleGranularity,

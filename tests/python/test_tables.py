@@ -254,7 +254,7 @@ def test_latent_keys_are_put_together():
 
 def test_sizes_of_caches():
     shape = folio.KvCacheShape(num_pages=3, page_size=4, num_kv_heads=2, head_dim_qk=16, head_dim_v=8)
-    assert (folio.k_elements(shape), folio.v_elements(shape)) == (384, 192)
+    assert (folio.k_elements(shape), folio.v_elements(shape), folio.token_scale_elements(shape)) == (384, 192, 24)
     shape.num_pages = 2**62
     with pytest.raises(folio.InvalidArgument):
         folio.k_elements(shape)

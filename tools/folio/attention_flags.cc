@@ -12,11 +12,11 @@ namespace {
 
 using replay::KvLayout;
 
-const std::map<std::string, DType> kDTypes = {{"float32", DType::kFloat32},     {"fp32", DType::kFloat32},
-                                              {"float16", DType::kFloat16},     {"fp16", DType::kFloat16},
-                                              {"bfloat16", DType::kBFloat16},   {"bf16", DType::kBFloat16},
-                                              {"fp8_e4m3", DType::kFloat8E4M3}, {"e4m3", DType::kFloat8E4M3},
-                                              {"fp8_e5m2", DType::kFloat8E5M2}, {"e5m2", DType::kFloat8E5M2}};
+const std::map<std::string, DType> kDTypes = {
+    {"float32", DType::kFloat32},     {"fp32", DType::kFloat32},      {"float16", DType::kFloat16},
+    {"fp16", DType::kFloat16},        {"bfloat16", DType::kBFloat16}, {"bf16", DType::kBFloat16},
+    {"fp8_e4m3", DType::kFloat8E4M3}, {"e4m3", DType::kFloat8E4M3},   {"fp8_e5m2", DType::kFloat8E5M2},
+    {"e5m2", DType::kFloat8E5M2},     {"int8", DType::kInt8}};
 const std::map<std::string, KvLayout> kLayouts = {{"recommended", KvLayout::kRecommended},
                                                   {"strided-nhd", KvLayout::kStridedNhd},
                                                   {"strided-hnd", KvLayout::kStridedHnd},
@@ -71,7 +71,7 @@ void AttentionFlags::add_to(CLI::App& app, bool with_layers) {
     app.add_option("--layers", layers, "attention layers")->check(CLI::Range(1, 1024))->capture_default_str();
   app.add_option("--page-size", page_size, "tokens per page")->check(CLI::Range(1, 1 << 20))->capture_default_str();
   add_dtype_option(app, "--q-dtype", q, "queries (outputs are the same, bf16 for fp8 queries)");
-  add_dtype_option(app, "--kv-dtype", kv, "KV cache");
+  add_dtype_option(app, "--kv-dtype", kv, "KV cache (also int8, with a scale a token and KV head)");
   add_named_option(app, "--kv-format", layout, kLayouts, "FORMAT",
                    "KV cache layout: recommended (what runs fastest here), strided-nhd, strided-hnd, cpu-packed");
   add_named_option(

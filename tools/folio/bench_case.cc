@@ -168,8 +168,7 @@ BenchResult run_bench_case(const Context& context, const StackConfig& given, con
   result.kernel = stack.kernel_name();
   const double heads = config.num_kv_heads;
   const int32_t window = stack.attention().window_left;
-  result.kv_bytes =
-      heads * (config.head_dim_qk + config.head_dim_v) * size_of(config.kv) * shape.batch * visible_keys(shape, window);
+  result.kv_bytes = heads * static_cast<double>(config.token_bytes()) * shape.batch * visible_keys(shape, window);
   result.flops =
       2.0 * (config.head_dim_qk + config.head_dim_v) * config.num_q_heads * shape.batch * visible_pairs(shape, window);
   const bool on_gpu = replay::gpu::is_gpu(context);

@@ -257,6 +257,8 @@ TEST(Cli, MisuseExitsWithTwoAndSaysWhatToDo) {
       {small_replay({"--backend", "token_pool", "--draft-tokens", "4", "--draft-topk", "2"}), "is for --page-size 1"},
       {small_replay({"--backend", "token_pool", "--dcp", "2"}), "--dcp is for --backend flashinfer and flash_attn"},
       {small_replay({"--backend", "token_pool", "--window-pages", "9"}), "models with a sliding window"},
+      {small_replay({"--backend", "flashinfer", "--kv-dtype", "int8"}), "the engine backends take no int8 caches"},
+      {small_replay({"--q-dtype", "int8"}), "q is int8, which is a type of paged caches (kv) alone"},
       {small_replay({"--timeline", "/nonexistent/x"}), "/nonexistent/x: cannot be written"},
       {small_replay({"--json", "/nonexistent/x"}), "/nonexistent/x: cannot be written"},
       {small_replay({"--json", "x", "--timeline", "x"}), "--json and --timeline both write x"},

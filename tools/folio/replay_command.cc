@@ -239,7 +239,7 @@ int64_t pool_pages(const ReplayFlags& flags, const replay::Workload& workload, c
   if (flags.unlimited_pool) pages = for_all;
   if (pages == 0) {
     const double page_bytes = static_cast<double>(stack.num_layers) * stack.tokens_per_page_id() * stack.num_kv_heads *
-                              (stack.head_dim_qk + stack.head_dim_v) * size_of(stack.kv);
+                              static_cast<double>(stack.token_bytes());
     pages = std::min(for_all, static_cast<int64_t>(static_cast<double>(flags.pool_mb) * (1 << 20) / page_bytes));
     if (pages == 0) {
       throw Error(

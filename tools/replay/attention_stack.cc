@@ -10,18 +10,18 @@ namespace folio::replay {
 void WorkCounts::add_plan(const StackConfig& config, const AttentionPlan& plan, int32_t layers) {
   const PlanSummary totals = summary(plan);
   const double per_pair = 2.0 * (config.head_dim_qk + config.head_dim_v);
-  const int64_t token_bytes = int64_t{config.head_dim_qk + config.head_dim_v} * size_of(config.kv);
+  const int64_t token_bytes = config.token_bytes();
   flops += per_pair * static_cast<double>(totals.qk_pairs) * layers;
   kv_bytes_read += totals.kv_tokens_read * token_bytes * layers;
 }
 
 void WorkCounts::add_plan_alone(const StackConfig& config, const AttentionPlan& plan, int32_t layers) {
-  const int64_t token_bytes = int64_t{config.head_dim_qk + config.head_dim_v} * size_of(config.kv);
+  const int64_t token_bytes = config.token_bytes();
   kv_bytes_read_alone += summary(plan).kv_tokens_read * token_bytes * layers;
 }
 
 void WorkCounts::add_writes(const StackConfig& config, int32_t num_tokens) {
-  const int64_t token_bytes = int64_t{config.head_dim_qk + config.head_dim_v} * size_of(config.kv);
+  const int64_t token_bytes = config.token_bytes();
   kv_bytes_written += token_bytes * config.num_kv_heads * num_tokens * config.num_layers;
 }
 
@@ -62,6 +62,9 @@ size_t AttentionStack::v_page_bytes() const {
 
 std::unique_ptr<AttentionStack> make_stack(const Context& context, const StackConfig& config,
                                            distributed::ProcessGroup* processes) {
+  if (config.backend != ServingBackend::kNone && config.kv == DType::kInt8) {
+    throw Error(ErrorCode::kUnsupported, "--kv-dtype int8 with --backend: the engine backends take no int8 caches");
+  }
   if (config.backend != ServingBackend::kNone) return make_backend_stack(context, config, processes);
   if (config.dcp != 1) {
     throw Error(ErrorCode::kUnsupported, "--dcp divides the KV of a backend's layers; give --backend too");

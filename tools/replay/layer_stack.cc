@@ -82,14 +82,19 @@ void LayerStack::make_pool() {
   const size_t k_bytes = bytes_of(k_elements(shape), config_.kv);
   const size_t v_bytes = bytes_of(v_elements(shape), config_.kv);
   pool_ = MappedMemory::of_cache_on(context_, static_cast<size_t>(config_.num_layers) * (k_bytes + v_bytes));
+  const bool int8 = config_.kv == DType::kInt8;
+  const int64_t scales = int8 ? token_scale_elements(shape) : 0;
+  token_scales_ = MappedMemory::on(context_, static_cast<size_t>(2 * config_.num_layers * scales) * sizeof(float));
+  auto* scales_at = reinterpret_cast<float*>(token_scales_.data());
   std::byte* at = pool_.data();
-  for (int32_t layer = 0; layer < config_.num_layers; ++layer, at += k_bytes + v_bytes) {
-    const bool hnd = config_.layout == KvLayout::kStridedHnd;
-    if (format_ == KvFormat::kCpuPacked) {
-      caches_.push_back(make_cpu_packed_view(shape, at, at + k_bytes));
-    } else {
-      caches_.push_back(hnd ? make_hnd_view(shape, at, at + k_bytes) : make_nhd_view(shape, at, at + k_bytes));
-    }
+  for (int32_t layer = 0; layer < config_.num_layers; ++layer, at += k_bytes + v_bytes, scales_at += 2 * scales) {
+    const auto make = [&](auto... token_scales) {
+      if (format_ == KvFormat::kCpuPacked) return make_cpu_packed_view(shape, at, at + k_bytes, token_scales...);
+      const bool hnd = config_.layout == KvLayout::kStridedHnd;
+      return hnd ? make_hnd_view(shape, at, at + k_bytes, token_scales...)
+                 : make_nhd_view(shape, at, at + k_bytes, token_scales...);
+    };
+    caches_.push_back(int8 ? make(scales_at, scales_at + scales) : make());
   }
 }
 

@@ -44,8 +44,10 @@ class LayerStack final : public AttentionStack {
     return kernel_label(op.kernel_name(), op.fp8_mma());
   }
   const WorkCounts& work() const override { return work_; }
-  size_t pool_bytes() const override { return pool_.bytes(); }
-  size_t resident_bytes() const override { return pool_.resident_bytes() + workspace_.resident_bytes(); }
+  size_t pool_bytes() const override { return pool_.bytes() + token_scales_.bytes(); }
+  size_t resident_bytes() const override {
+    return pool_.resident_bytes() + token_scales_.resident_bytes() + workspace_.resident_bytes();
+  }
   size_t workspace_bytes() const override { return workspace_.bytes(); }
   const KvCacheView& cache(int32_t layer) const override { return caches_[static_cast<size_t>(layer)]; }
 
@@ -76,6 +78,7 @@ class LayerStack final : public AttentionStack {
   std::vector<Group> stacks_;  ///< [0]: layers with the window, or all; [1]: layers without
   KvFormat format_ = KvFormat::kStrided;
   MappedMemory pool_;
+  MappedMemory token_scales_;  ///< of int8 caches: K's and V's, layer by layer
   MappedMemory workspace_;
   SharedPrefixFinder finder_;
   std::vector<int32_t> full_pages_;

@@ -135,6 +135,8 @@ INSTANTIATE_TEST_SUITE_P(
         Variant{"bfloat16_packed", DType::kBFloat16, DType::kBFloat16, KvLayout::kCpuPacked, -1, 0, 0.0f},
         Variant{"e4m3_cache", DType::kBFloat16, DType::kFloat8E4M3, KvLayout::kStridedNhd, -1, 0, 0.0f},
         Variant{"e5m2_packed", DType::kBFloat16, DType::kFloat8E5M2, KvLayout::kCpuPacked, -1, 0, 0.0f},
+        Variant{"int8_cache", DType::kBFloat16, DType::kInt8, KvLayout::kStridedHnd, 17, 3, 0.0f},
+        Variant{"int8_packed", DType::kFloat32, DType::kInt8, KvLayout::kCpuPacked, -1, 0, 0.0f},
         Variant{"e4m3_queries", DType::kFloat8E4M3, DType::kFloat8E4M3, KvLayout::kRecommended, -1, 0, 0.0f},
         Variant{"window", DType::kBFloat16, DType::kBFloat16, KvLayout::kRecommended, 9, 0, 0.0f},
         Variant{"window_and_full_layers", DType::kBFloat16, DType::kBFloat16, KvLayout::kRecommended, 9, 2, 5.0f}),

@@ -22,6 +22,7 @@ Rounding rounding_of(DType dtype) {
     case DType::kFloat8E4M3: return {std::ldexp(1.0, -4), std::ldexp(1.0, -9)};
     case DType::kFloat8E5M2: return {std::ldexp(1.0, -3), std::ldexp(1.0, -16)};
     case DType::kFloat32:
+    case DType::kInt8:
     case DType::kFloat4E2M1x2:
     case DType::kUnset: break;
   }

@@ -58,6 +58,11 @@ struct StackConfig {
   }
   /// Tokens that one page id stands for: pages of all ranks.
   int32_t tokens_per_page_id() const { return page_size * dcp; }
+  /// Bytes of a token and KV head in the cache, token scales included.
+  int64_t token_bytes() const {
+    const int64_t scales = kv == DType::kInt8 ? 2 * int64_t{sizeof(float)} : 0;
+    return int64_t{head_dim_qk + head_dim_v} * size_of(kv) + scales;
+  }
   /// The dtype of outputs.
   DType out() const { return is_fp8(q) ? DType::kBFloat16 : q; }
 };

@@ -36,7 +36,7 @@ size_t bytes_of(int64_t elements, DType dtype) {
 StepInputs::StepInputs(const Context& context, const StackConfig& config)
     : host_(gpu::is_gpu(context) ? Context::cpu() : context),
       config_(config),
-      given_(is_fp8(config.kv) ? DType::kBFloat16 : config.kv) {
+      given_(is_fp8(config.kv) || config.kv == DType::kInt8 ? DType::kBFloat16 : config.kv) {
   const int64_t tokens = config.max_tokens;
   k_ = MappedMemory::shared_with(context, bytes_of(tokens * config.num_kv_heads * config.head_dim_qk, given_));
   v_ = MappedMemory::shared_with(context, bytes_of(tokens * config.num_kv_heads * config.head_dim_v, given_));

@@ -1,7 +1,9 @@
 #include "replay/synthetic.hpp"
 
+#include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "folio/types/float_convert.hpp"
@@ -76,13 +78,26 @@ void fill_row(uint64_t row_key, DType dtype, int32_t dim, void* row) {
     case DType::kFloat8E4M3: fill_by_table(row_key, dim, kE4M3, static_cast<uint8_t*>(row)); return;
     case DType::kFloat8E5M2: fill_by_table(row_key, dim, kE5M2, static_cast<uint8_t*>(row)); return;
     case DType::kFloat4E2M1x2:
+    case DType::kInt8:
     case DType::kUnset: return;
   }
 }
 
+namespace {
+
+/// What write_kv_cache makes the scale of a row; 1 for zeros.
+float int8_scale(int32_t dim, const float* row) {
+  float largest = 0.0f;
+  for (int32_t i = 0; i < dim; ++i) largest = std::max(largest, std::abs(row[i]));
+  return largest > 0.0f ? largest / 127.0f : 1.0f;
+}
+
+}  // namespace
+
 void fill_row_as_stored(uint64_t row_key, DType stored, float scale, int32_t dim, float* row) {
   fill_floats(row_key, dim, row);
-  if (!is_fp8(stored)) return;
+  if (stored == DType::kInt8) scale = int8_scale(dim, row);
+  if (!is_fp8(stored) && stored != DType::kInt8) return;
   for (int32_t i = 0; i < dim; ++i) {
     uint8_t code = 0;
     store_from_float(&code, stored, 0, row[i] / scale);

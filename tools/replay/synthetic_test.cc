@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 #include <vector>
@@ -47,6 +48,18 @@ TEST(Synthetic, AsStoredIsWhatACacheGivesBack) {
   fill_row_as_stored(9, DType::kFloat8E4M3, 1.0f / 128.0f, kDim, stored.data());
   EXPECT_NE(stored, exact);
   for (float& value : exact) value = fp8_e4m3_to_float(float_to_fp8_e4m3(value * 128.0f)) / 128.0f;
+  EXPECT_EQ(stored, exact);
+}
+
+/// Each row has a scale of its own, as write_kv_cache gives it.
+TEST(Synthetic, AsStoredInInt8IsWhatACacheGivesBack) {
+  std::vector<float> exact = row_as_floats(9, DType::kFloat32);
+  std::vector<float> stored(kDim);
+  fill_row_as_stored(9, DType::kInt8, 1.0f, kDim, stored.data());
+  float largest = 0.0f;
+  for (const float value : exact) largest = std::max(largest, std::abs(value));
+  const float scale = largest / 127.0f;
+  for (float& value : exact) value = static_cast<float>(float_to_int8(value / scale)) * scale;
   EXPECT_EQ(stored, exact);
 }
 

@@ -53,7 +53,8 @@ enum {
   FOLIO_DTYPE_BFLOAT16 = 3,
   FOLIO_DTYPE_FLOAT8_E4M3 = 4,
   FOLIO_DTYPE_FLOAT8_E5M2 = 5,
-  FOLIO_DTYPE_FLOAT4_E2M1X2 = 6
+  FOLIO_DTYPE_FLOAT4_E2M1X2 = 6,
+  FOLIO_DTYPE_INT8 = 7 /* caches alone; see folio_token_scales */
 };
 
 typedef int32_t folio_kv_format;
@@ -154,6 +155,19 @@ typedef struct folio_kv_cache_view {
   folio_kv_strides v_strides;
 } folio_kv_cache_view;
 
+/* The scales of an int8 cache's keys or values, float32, one a token and KV head; strides in elements. A view has no
+ * place for them: they stand beside it in the arguments of calls. See folio::TokenScales. */
+typedef struct folio_token_scales {
+  float* data;
+  folio_kv_strides strides;
+} folio_token_scales;
+#define FOLIO_TOKEN_SCALES_INIT \
+  {                             \
+    NULL, {                     \
+      0, 0, 0                   \
+    }                           \
+  }
+
 /* The sizes of one layer's paged cache. */
 typedef struct folio_kv_cache_shape {
   int64_t num_pages;
@@ -248,7 +262,7 @@ typedef struct folio_attention_config {
   int32_t head_dim_v;  /* a multiple of 8 */
   folio_dtype q;
   folio_dtype kv;        /* of paged segments */
-  folio_dtype ragged_kv; /* of ragged segments; unset = that of kv, or of q where kv is fp8 */
+  folio_dtype ragged_kv; /* of ragged segments; unset = that of kv, or of q where kv is fp8, int8 */
   folio_dtype out;       /* unset = that of q, or bfloat16 where q is fp8 */
   folio_kv_format kv_format;
   int32_t page_size;
@@ -339,6 +353,8 @@ typedef struct folio_segment_args {
   folio_ragged_kv_view ragged;
   folio_scale k_scale;
   folio_scale v_scale;
+  folio_token_scales k_token_scales; /* int8 caches, which need both; zeros for others */
+  folio_token_scales v_token_scales;
 } folio_segment_args;
 #define FOLIO_SEGMENT_ARGS_INIT                                                                                   \
   {                                                                                                               \
@@ -346,7 +362,7 @@ typedef struct folio_segment_args {
         {FOLIO_KV_STRIDED, FOLIO_DTYPE_UNSET, NULL, NULL, 0, 0, 0, 0, 0, {0, 0, 0}, {0, 0, 0}},                   \
         {FOLIO_TABLE_CSR, NULL, 0, NULL, 0, 0, 0},                                                                \
         {{NULL, FOLIO_DTYPE_UNSET, 0, {0}, {0}}, {NULL, FOLIO_DTYPE_UNSET, 0, {0}, {0}}, NULL}, FOLIO_SCALE_INIT, \
-        FOLIO_SCALE_INIT                                                                                          \
+        FOLIO_SCALE_INIT, FOLIO_TOKEN_SCALES_INIT, FOLIO_TOKEN_SCALES_INIT                                        \
   }
 
 /* One layer's arguments. Features used must be among the config's. */
@@ -385,13 +401,15 @@ typedef struct folio_cache_write_args {
   folio_kv_cache_view cache;
   folio_scale k_scale;
   folio_scale v_scale;
+  folio_token_scales k_token_scales; /* int8 caches, which need both and get them written; zeros for others */
+  folio_token_scales v_token_scales;
 } folio_cache_write_args;
 #define FOLIO_CACHE_WRITE_ARGS_INIT                                                                               \
   {                                                                                                               \
     (uint32_t)sizeof(folio_cache_write_args), {NULL, FOLIO_DTYPE_UNSET, 0, {0}, {0}},                             \
         {NULL, FOLIO_DTYPE_UNSET, 0, {0}, {0}}, NULL, 0,                                                          \
         {FOLIO_KV_STRIDED, FOLIO_DTYPE_UNSET, NULL, NULL, 0, 0, 0, 0, 0, {0, 0, 0}, {0, 0, 0}}, FOLIO_SCALE_INIT, \
-        FOLIO_SCALE_INIT                                                                                          \
+        FOLIO_SCALE_INIT, FOLIO_TOKEN_SCALES_INIT, FOLIO_TOKEN_SCALES_INIT                                        \
   }
 
 /* ---- Handles ---- */
@@ -472,7 +490,7 @@ FOLIO_C_API folio_status folio_validate(const folio_plan* plan, const folio_atte
 FOLIO_C_API folio_status folio_kv_cache_elements(const folio_kv_cache_shape* shape, int64_t* k_elements,
                                                  int64_t* v_elements) FOLIO_C_NOEXCEPT;
 /* Views over packed halves: [page][token][head][dim], [page][head][token][dim], and the CPU-packed format. k and v may
- * be NULL where there is nothing to point at yet. */
+ * be NULL where there is nothing to point at yet. Views of int8 caches are without their token scales. */
 FOLIO_C_API folio_status folio_make_nhd_view(const folio_kv_cache_shape* shape, void* k, void* v,
                                              folio_kv_cache_view* view) FOLIO_C_NOEXCEPT;
 FOLIO_C_API folio_status folio_make_hnd_view(const folio_kv_cache_shape* shape, void* k, void* v,

@@ -64,7 +64,7 @@ struct AttentionConfig {
   int32_t head_dim_v = 0;    ///< a multiple of 8; may differ from head_dim_qk
   DType q = DType::kBFloat16;
   DType kv = DType::kBFloat16;      ///< of paged segments
-  DType ragged_kv = DType::kUnset;  ///< of ragged segments; kUnset = that of `kv`, or of `q` where kv is fp8
+  DType ragged_kv = DType::kUnset;  ///< of ragged segments; kUnset = that of `kv`, or of `q` where kv is fp8, int8
   DType out = DType::kUnset;        ///< kUnset = that of `q`, or bfloat16 where q is fp8
   KvFormat kv_format = KvFormat::kStrided;
   int32_t page_size = 16;  ///< tokens per page of paged segments

@@ -16,6 +16,7 @@ enum class DType : int32_t {
   kFloat8E4M3 = 4,    ///< OCP 8-bit, "fn" flavour: no infinity, NaN = 0x7f and 0xff, largest finite 448
   kFloat8E5M2 = 5,    ///< OCP 8-bit, IEEE-like: infinities and NaNs, largest finite 57344
   kFloat4E2M1x2 = 6,  ///< two 4-bit values a byte, element 2i in the low nibble: NVFP4 outputs only
+  kInt8 = 7,          ///< signed, -127 to 127: paged KV caches with a scale a token and KV head only (TokenScales)
 };
 
 /// Bytes of one element; kFloat4E2M1x2 counts as one byte (two values). 0 for kUnset.
@@ -26,7 +27,8 @@ FOLIO_HOST_DEVICE constexpr int32_t size_of(DType dtype) noexcept {
     case DType::kBFloat16: return 2;
     case DType::kFloat8E4M3:
     case DType::kFloat8E5M2:
-    case DType::kFloat4E2M1x2: return 1;
+    case DType::kFloat4E2M1x2:
+    case DType::kInt8: return 1;
     case DType::kUnset: break;
   }
   return 0;
@@ -37,7 +39,8 @@ FOLIO_HOST_DEVICE constexpr bool is_fp8(DType dtype) noexcept {
   return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2;
 }
 
-/// "float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1x2", "unset"; "invalid" for any other value.
+/// "float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1x2", "int8", "unset"; "invalid" for any other
+/// value.
 constexpr std::string_view to_string(DType dtype) noexcept {
   switch (dtype) {
     case DType::kUnset: return "unset";
@@ -47,6 +50,7 @@ constexpr std::string_view to_string(DType dtype) noexcept {
     case DType::kFloat8E4M3: return "fp8_e4m3";
     case DType::kFloat8E5M2: return "fp8_e5m2";
     case DType::kFloat4E2M1x2: return "fp4_e2m1x2";
+    case DType::kInt8: return "int8";
   }
   return "invalid";
 }

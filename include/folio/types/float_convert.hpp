@@ -122,6 +122,17 @@ inline float load_fp4_as_float(const void* data, int64_t index) noexcept {
   return fp4_e2m1_to_float(index % 2 == 0 ? pair : static_cast<uint8_t>(pair >> 4));
 }
 
+/// Rounded to the nearest even; beyond -127 and 127, infinities included, those; 0 for NaN.
+FOLIO_HOST_DEVICE constexpr int8_t float_to_int8(float value) noexcept {
+  if (value != value) return 0;
+  const float limited = value < -127.0f ? -127.0f : value > 127.0f ? 127.0f : value;
+  const float whole = static_cast<float>(static_cast<int32_t>(limited));  // towards 0
+  const float rest = limited < 0.0f ? whole - limited : limited - whole;
+  const bool away = rest > 0.5f || (rest == 0.5f && static_cast<int32_t>(limited) % 2 != 0);
+  const int32_t step = away ? (limited < 0.0f ? -1 : 1) : 0;
+  return static_cast<int8_t>(static_cast<int32_t>(limited) + step);
+}
+
 /// Element `index` of an array of `dtype`, as float. For references, tests and tools; kernels have their own loops.
 /// Not for kUnset and kFloat4E2M1x2 (0).
 inline float load_as_float(const void* data, DType dtype, int64_t index) noexcept {
@@ -134,6 +145,7 @@ inline float load_as_float(const void* data, DType dtype, int64_t index) noexcep
     case DType::kBFloat16: std::memcpy(&half, bytes + 2 * index, 2); return bfloat16_to_float(half);
     case DType::kFloat8E4M3: return fp8_e4m3_to_float(bytes[index]);
     case DType::kFloat8E5M2: return fp8_e5m2_to_float(bytes[index]);
+    case DType::kInt8: return static_cast<float>(static_cast<int8_t>(bytes[index]));
     case DType::kFloat4E2M1x2:
     case DType::kUnset: break;
   }
@@ -156,6 +168,7 @@ inline void store_from_float(void* data, DType dtype, int64_t index, float value
       return;
     case DType::kFloat8E4M3: bytes[index] = float_to_fp8_e4m3(value); return;
     case DType::kFloat8E5M2: bytes[index] = float_to_fp8_e5m2(value); return;
+    case DType::kInt8: bytes[index] = static_cast<uint8_t>(float_to_int8(value)); return;
     case DType::kFloat4E2M1x2:
     case DType::kUnset: return;
   }

@@ -14,8 +14,8 @@ enum class KvFormat : int32_t {
   /// token pools (page size 1) and V aliasing K. Every kernel reads it.
   kStrided = 0,
   /// What CPU kernels like best. Per page, head-major: K is [head][token][head_dim_qk]; V is
-  /// [head][token / 2][head_dim_v][2], two neighbouring tokens side by side. Page sizes even, 16 or more; 16-bit and
-  /// fp8.
+  /// [head][token / 2][head_dim_v][2], two neighbouring tokens side by side. Page sizes even, 16 or more; 16-bit, fp8
+  /// and int8.
   kCpuPacked = 1,
   /// DeepSeek's rows of fp8 latents for MLA (V3.2; vLLM's `fp8_ds_mla`): a token has 656 bytes, folio/types/ds_mla.hpp.
   /// One KV head, head dimensions 576/512, dtype fp8_e4m3; V lies in K. Page and token strides are bytes.
@@ -39,6 +39,13 @@ struct KvStrides {
   int64_t head = 0;   ///< from a KV head to the next within a page
 };
 
+/// The scales of an int8 cache's keys or values, one a token and KV head: a stored component k8 of token t of page p,
+/// head h is k8 * data[p * strides.page + t * strides.token + h * strides.head]. Page ids are the cache's.
+struct TokenScales {
+  float* data = nullptr;
+  KvStrides strides;  ///< elements; not negative
+};
+
 /// A borrowed paged KV cache of one layer. Token t of page p, head h, component d of K lies at
 /// k + p*k_strides.page + t*k_strides.token + h*k_strides.head + d (elements; 64-bit arithmetic); V likewise, but in
 /// the packed format V's element is v + p*page + (t/2)*token + h*head + 2*d + t%2. `v` may point into `k` (V aliasing
@@ -56,6 +63,10 @@ struct KvCacheView {
   int32_t head_dim_v = 0;
   KvStrides k_strides;
   KvStrides v_strides;
+  /// int8 caches alone, which need both. Scales lie apart from each other, from k and from v, within the same memory or
+  /// not; where V aliases K, both are the same array.
+  TokenScales k_token_scales;
+  TokenScales v_token_scales;
 };
 
 /// Keys and values that do not lie in pages: [tokens, num_kv_heads, head_dim], innermost contiguous, tokens of row r

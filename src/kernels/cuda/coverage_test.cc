@@ -129,7 +129,7 @@ TEST(CudaCoverage, TensorCoresTakeEveryHeadDimAndOutputOf16BitAndFp8Inputs) {
   }
 }
 
-/// The packed format is for a CPU's vector units: the one thing that stays the CPU's.
+/// The packed format is for a CPU's vector units; it stays the CPU's, and so do int8 caches.
 TEST(CudaCoverage, WhatIsRefusedSaysWhatIsOffered) {
   const auto expect = [](const std::string& text, const auto& change) {
     AttentionConfig config = small_config();
@@ -145,6 +145,8 @@ TEST(CudaCoverage, WhatIsRefusedSaysWhatIsOffered) {
          [](AttentionConfig& c) { c.head_dim_v = 520; });
   expect("kv is fp4_e2m1x2; cuda-plain takes float32, float16, bfloat16, fp8_e4m3 and fp8_e5m2",
          [](AttentionConfig& c) { c.kv = DType::kFloat4E2M1x2; });
+  expect("kv is int8; cuda-plain takes float32, float16, bfloat16, fp8_e4m3 and fp8_e5m2",
+         [](AttentionConfig& c) { c.kv = DType::kInt8; });
   expect("head_dim_v is 72 with an NVFP4 output, which takes multiples of 16", [](AttentionConfig& c) {
     c.out = DType::kFloat4E2M1x2;
     c.head_dim_v = 72;

@@ -8,9 +8,9 @@
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 /// Work tiles of up to so many rows upcast K and V in the loops that multiply them; more rows share upcast copies. The
-/// upcast of fp8 wants most registers, so that only the smallest blocks go with it.
+/// upcast of e4m3 wants most registers, so that only the smallest blocks go with it.
 template <DType kType>
-inline constexpr int32_t kMostDirectRows = is_fp8_type(kType) ? 2 : kMaxDirectRows;
+inline constexpr int32_t kMostDirectRows = is_byte_type(kType) ? 2 : kMaxDirectRows;
 
 /// Row r of Q, in the order of load_line.
 FOLIO_INLINE float* reordered_row(const WorkTileParams& work, int32_t r) {

@@ -6,8 +6,8 @@
 /// the upper half of its float, so a register of them becomes two registers of floats by one shift and one mask.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
-FOLIO_INLINE constexpr bool is_fp8_type(DType dtype) {
-  return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2;
+FOLIO_INLINE constexpr bool is_byte_type(DType dtype) {
+  return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2 || dtype == DType::kInt8;
 }
 
 /// Keeps a value in a register. Compilers would load it again for each instruction that uses it, and Zen 3 loads two
@@ -23,7 +23,7 @@ FOLIO_INLINE const unsigned char* in_register(const unsigned char* value) {
 
 /// A line: the components that are loaded together, as kLineVecs registers of floats.
 template <DType kType>
-inline constexpr int kLineDims = is_fp8_type(kType) ? 32 : 16;
+inline constexpr int kLineDims = is_byte_type(kType) ? 32 : 16;
 template <DType kType>
 inline constexpr int kLineVecs = kLineDims<kType> / kLanes;
 template <DType kType>
@@ -111,8 +111,8 @@ FOLIO_INLINE void load_line(const unsigned char* from, int32_t count, Vec* vecs)
     vecs[2] = upper_halves_of(first);
     vecs[3] = upper_halves_of(second);
   } else {
-    vecs[0] = load_elements<kType>(from);
-    vecs[1] = load_elements<kType>(from + kLanes * element_bytes(kType));
+#pragma GCC unroll 4
+    for (int c = 0; c < kLineVecs<kType>; ++c) vecs[c] = load_elements<kType>(from + c * kLanes * element_bytes(kType));
   }
 }
 
@@ -144,6 +144,12 @@ FOLIO_INLINE void load_line_of_pairs(const unsigned char* from, int32_t count, V
       odd[2 * half] = odd_words(first);
       even[2 * half + 1] = even_words(second);
       odd[2 * half + 1] = odd_words(second);
+    } else if constexpr (kType == DType::kInt8) {
+#pragma GCC unroll 2
+      for (int quarter = 0; quarter < 2; ++quarter) {
+        even[2 * half + quarter] = load_of_pairs<kType, 0>(from + 16 * quarter);
+        odd[2 * half + quarter] = load_of_pairs<kType, 1>(from + 16 * quarter);
+      }
     } else {
       const __m256i first = _mm256_slli_epi16(line, 8);
       const __m256i second = _mm256_and_si256(line, _mm256_set1_epi16(-256));

@@ -49,6 +49,7 @@ static void mainloop(const WorkTileParams* heads, int32_t num_heads) noexcept {
     case DType::kFloat8E4M3: mainloop_for<DType::kFloat8E4M3>(heads, num_heads); break;
     case DType::kFloat8E5M2: mainloop_for<DType::kFloat8E5M2>(heads, num_heads); break;
     case DType::kFloat4E2M1x2:
+    case DType::kInt8:
     case DType::kUnset: break;
   }
 }

@@ -41,7 +41,14 @@ struct KvOperand {
   int64_t k_page = 0;  ///< strides in bytes
   int64_t k_token = 0;
   int64_t v_page = 0;
-  int64_t v_token = 0;      ///< packed_v: from a pair to the next
+  int64_t v_token = 0;  ///< packed_v: from a pair to the next
+  /// int8: the scale of token 0 of page 0, this head; null: no scales.
+  const float* k_scales = nullptr;
+  const float* v_scales = nullptr;
+  int64_t k_scale_page = 0;  ///< strides of the scales in elements
+  int64_t k_scale_token = 0;
+  int64_t v_scale_page = 0;
+  int64_t v_scale_token = 0;
   int64_t first_pos = 0;    ///< sequence position of the segment's first token
   int32_t shard_world = 1;  ///< KvShard
   int32_t shard_rank = 0;
@@ -83,6 +90,7 @@ struct TileScratch {
   const unsigned char* zeros = nullptr;  ///< a row of K, of V, or a pair of V rows that is all zeros
   unsigned char* pairs = nullptr;        ///< [2, 2] pairs of V rows, v_stride floats each: copies at a range's ends
   float* decoded = nullptr;              ///< [kTileTokens, qk_stride]: rows of KvFormat::kFp8DsMla as floats
+  float* token_scales = nullptr;         ///< [4, kTileTokens]: int8: of K and V of this KV tile and the next
   unsigned char* collective = nullptr;   ///< Collective::scratch_bytes
   double* rope = nullptr;                ///< WorkTileParams::rope
 };
@@ -129,6 +137,8 @@ struct Collective {
   bool applies_rope = false;
   /// Whether it takes KvOperand::ds_mla.
   bool decodes_ds_mla = false;
+  /// Whether it takes DType::kInt8 with KvOperand::k_scales and v_scales.
+  bool takes_int8 = false;
   /// The mainloop takes several heads, KV tile by KV tile, one head after the other. That is faster for work tiles of
   /// at least so many rows; 0 = it takes one.
   int32_t min_rows_of_heads = 0;

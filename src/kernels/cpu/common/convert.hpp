@@ -51,6 +51,10 @@ FOLIO_INLINE Vec upcast_fp8_e5m2(ByteVec stored) {
   return upcast_float16(upper_bytes(stored));
 }
 
+FOLIO_INLINE Vec upcast_int8(ByteVec stored) {
+  return to_float(sign_extend_bytes(stored));
+}
+
 /// Bytes of one element.
 FOLIO_INLINE constexpr int64_t element_bytes(DType dtype) {
   return dtype == DType::kFloat32 ? 4 : dtype == DType::kFloat16 || dtype == DType::kBFloat16 ? 2 : 1;
@@ -64,6 +68,7 @@ FOLIO_INLINE Vec load_elements(const unsigned char* data) {
   if constexpr (kType == DType::kBFloat16) return upcast_bfloat16(load<HalfVec>(data));
   if constexpr (kType == DType::kFloat8E4M3) return upcast_fp8_e4m3(load<ByteVec>(data));
   if constexpr (kType == DType::kFloat8E5M2) return upcast_fp8_e5m2(load<ByteVec>(data));
+  if constexpr (kType == DType::kInt8) return upcast_int8(load<ByteVec>(data));
 }
 
 /// `count` < kLanes elements, then zeros. Reads nothing beyond them.
@@ -83,6 +88,9 @@ FOLIO_INLINE Vec load_of_pairs(const unsigned char* data) {
   } else if constexpr (kType == DType::kFloat16) {
     const IntVec words = load<IntVec>(data);
     return upcast_float16(low_halves(kOdd == 0 ? words : words >> 16));
+  } else if constexpr (kType == DType::kInt8) {
+    const IntVec words = upper_halves(load<HalfVec>(data));
+    return to_float((kOdd == 0 ? words << 8 : words) >> 24);
   } else {
     const HalfVec words = load<HalfVec>(data);
     const HalfVec shifted = kOdd == 0 ? words << 8 : words & 0xff00;

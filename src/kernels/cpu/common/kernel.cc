@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <string_view>
+#include <utility>
 
 #include "core/error.hpp"
 #include "folio/types/nvfp4.hpp"
@@ -39,17 +41,21 @@ class Carver {
 
 }  // namespace
 
-std::string refusal(const AttentionConfig& config, bool applies_rope, bool decodes_ds_mla) {
+std::string refusal(const AttentionConfig& config, bool applies_rope, bool decodes_ds_mla, bool takes_int8) {
   std::string why = refuse_head_dim("head_dim_qk", config.head_dim_qk, kMaxHeadDimQk);
   if (why.empty()) why = refuse_head_dim("head_dim_v", config.head_dim_v, kMaxHeadDimV);
   if (!why.empty()) return why;
   if (!is_wide_float(config.q) && !is_fp8(config.q)) {
     return core::message("q is ", config.q, "; kernels here take float32, float16, bfloat16, fp8_e4m3 and fp8_e5m2");
   }
-  for (const DType kv : {config.kv, config.ragged_kv}) {
-    if (!is_wide_float(kv) && !is_fp8(kv)) {
-      return core::message(kv == config.kv ? "kv" : "ragged_kv", " is ", kv,
-                           "; kernels here take float32, float16, bfloat16, fp8_e4m3 and fp8_e5m2");
+  if (config.kv == DType::kInt8 && !takes_int8) {
+    return "kv is int8; this kernel takes float32, float16, bfloat16, fp8_e4m3 and fp8_e5m2; avx2 and the "
+           "generic kernels take int8";
+  }
+  for (const auto& [name, kv] : {std::pair{"kv", config.kv}, {"ragged_kv", config.ragged_kv}}) {
+    const bool int8_cache = kv == DType::kInt8 && name == std::string_view("kv");
+    if (!is_wide_float(kv) && !is_fp8(kv) && !int8_cache) {
+      return core::message(name, " is ", kv, "; kernels here take float32, float16, bfloat16, fp8_e4m3 and fp8_e5m2");
     }
   }
   if (!is_wide_float(config.out) && !is_fp8(config.out) && config.out != DType::kFloat4E2M1x2) {
@@ -69,7 +75,7 @@ std::string refusal(const AttentionConfig& config, bool applies_rope, bool decod
     return "kv_format is fp8_ds_mla; this kernel takes strided and packed caches, the generic kernels take fp8_ds_mla";
   }
   if (config.kv_format == KvFormat::kCpuPacked && config.kv == DType::kFloat32) {
-    return "kv_format is kCpuPacked with float32; packed caches are 16-bit or fp8";
+    return "kv_format is kCpuPacked with float32; packed caches are 16-bit, fp8 or int8";
   }
   if (config.kv_format == KvFormat::kCpuPacked && (config.page_size < 16 || config.page_size % 2 != 0)) {
     return core::message("kv_format is kCpuPacked with page_size ", config.page_size,
@@ -132,6 +138,7 @@ WorkerScratch carve_scratch(const AttentionConfig& config, const scheduler::Tile
   scratch.tile.zeros = zero_bytes;
   scratch.tile.pairs = carver.take<unsigned char>(4 * sizeof(float) * v);
   if (config.kv_format == KvFormat::kFp8DsMla) scratch.tile.decoded = carver.take<float>(tokens * qk);
+  if (config.kv == DType::kInt8) scratch.tile.token_scales = carver.take<float>(4 * tokens);
   scratch.tile.collective = carver.take<unsigned char>(collective_scratch_bytes);
   if (config.features.has(Feature::kRopeLlama)) {
     scratch.tile.rope = carver.take<double>(static_cast<size_t>(padded(config.head_dim_qk / 2, kDimPadding)));

@@ -9,7 +9,7 @@
 ///     find_tile (page table, mask)      KV tile i            prefetched meanwhile, to L2
 ///       |
 ///     gemm_qk   S = Q K^T               K upcast on load     V of tile i
-///     softmax_rows  row_max, P, row_sum
+///     softmax_rows  row_max, P, row_sum   int8: S times scales of K, P times scales of V
 ///     gemm_pv   O = O * rescale + P V   V upcast on load     K of tile i + 1
 ///
 /// With several KV heads, tile i + 1 is the next head's of the same tokens, then the first head's next: memory is read
@@ -31,6 +31,10 @@ FOLIO_INLINE void iterate_kv_tiles(const WorkTileParams* heads, int32_t num_head
     const unsigned char** const rows = scratch.rows + 2 * i * kTileTokens;
     located[i].rows = {rows, rows + kTileTokens, scratch.pairs + 8 * i * heads[0].v_stride};
     located[i].visible = scratch.visible + i * padded_rows(heads[0].num_rows);
+    if (kv.k_scales != nullptr) {
+      float* const scales = scratch.token_scales + 2 * i * kTileTokens;
+      located[i].rows.scales = {scales, scales + kTileTokens};
+    }
   }
   const int32_t v_pair_bytes = kv.packed_v ? v_bytes : 0;
   const bool k_streams = kv.k_token == k_bytes;
@@ -46,7 +50,7 @@ FOLIO_INLINE void iterate_kv_tiles(const WorkTileParams* heads, int32_t num_head
     const Prefetch next_k{more ? next.rows.k : nullptr, 0, k_bytes, 0, k_streams};
     const Prefetch v{v_is_k ? nullptr : now.rows.v, 0, v_bytes, v_pair_bytes, v_streams};
     gemm_qk(work, now, num_heads > 1 ? next_k : v);
-    softmax_rows(work, now.tile, now.visible);
+    softmax_rows(work, now.tile, now.visible, now.rows.scales);
     const Prefetch next_v{more && !v_is_k ? next.rows.v : nullptr, 0, v_bytes, v_pair_bytes, v_streams};
     gemm_pv(work, now, num_heads > 1 ? next_v : next_k);
   }

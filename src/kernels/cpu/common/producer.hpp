@@ -2,6 +2,7 @@
 
 #include "kernels/cpu/common/convert.hpp"
 #include "kernels/cpu/common/mask.hpp"
+#include "kernels/cpu/common/token_scales.hpp"
 
 /// Loads Q, and finds the K and V of each tile that some row attends to.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
@@ -18,11 +19,12 @@ FOLIO_INLINE void copy_half_pair(const unsigned char* pair, int odd, int64_t ele
   }
 }
 
-/// Where the K and V rows of a KV tile lie.
+/// Where the K and V rows of a KV tile lie, and their scales.
 struct TilePointers {
   const unsigned char** k;  ///< [kTileTokens]
   const unsigned char** v;  ///< [kTileTokens], or [kTileTokens / 2] pairs
   unsigned char* pairs;     ///< memory for copies of two pairs
+  TileScales scales = {};   ///< memory for them; null: there are none
 };
 
 /// Replaces a pair of which one token lies outside the tile's range by a copy with zeros for that token.
@@ -37,6 +39,7 @@ static inline void locate_tile(const WorkTileParams& work, const KvTile& tile, c
   const KvOperand& kv = work.kv;
   if (tile.end - tile.begin < kTileTokens) {
     for (int32_t t = 0; t < kTileTokens; ++t) rows.k[t] = rows.v[t] = work.scratch.zeros;
+    if (rows.scales.k != nullptr) clear_token_scales(rows.scales);
   }
   for (int32_t t = tile.begin; t < tile.end;) {
     const int32_t local = tile.first + t;
@@ -50,6 +53,7 @@ static inline void locate_tile(const WorkTileParams& work, const KvTile& tile, c
       count = smaller(count, kv.page_size - slot);
       k += kv.pages[number] * kv.k_page;
       v += kv.pages[number] * kv.v_page;
+      if (rows.scales.k != nullptr) copy_token_scales(kv, kv.pages[number], slot, t, count, rows.scales);
     }
     for (int32_t i = 0; i < count; ++i) rows.k[t + i] = k + (slot + i) * kv.k_token;
     if (kv.packed_v) {
@@ -155,6 +159,7 @@ static void load_q(const WorkTileParams& work) noexcept {
     case DType::kFloat8E4M3: load_q_as<DType::kFloat8E4M3>(work); break;
     case DType::kFloat8E5M2: load_q_as<DType::kFloat8E5M2>(work); break;
     case DType::kFloat4E2M1x2:
+    case DType::kInt8:
     case DType::kUnset: break;
   }
   // Blocks of scores take whole groups of rows; those beyond the last are computed and never read.

@@ -47,6 +47,17 @@ void bind_row_to_kv(const AttentionParams& params, const scheduler::WorkTile& ti
   }
 }
 
+void bind_token_scales(const KvCacheView& cache, int32_t kv_head, KvOperand& kv) {
+  const TokenScales& k = cache.k_token_scales;
+  const TokenScales& v = cache.v_token_scales;
+  kv.k_scales = k.data + kv_head * k.strides.head;
+  kv.v_scales = v.data + kv_head * v.strides.head;
+  kv.k_scale_page = k.strides.page;
+  kv.k_scale_token = k.strides.token;
+  kv.v_scale_page = v.strides.page;
+  kv.v_scale_token = v.strides.token;
+}
+
 /// The K and V of the work tile: where they lie, and which tokens are its own.
 KvOperand bind_kv(const AttentionParams& params, const scheduler::WorkTile& tile) {
   KvOperand kv;
@@ -86,6 +97,7 @@ KvOperand bind_kv(const AttentionParams& params, const scheduler::WorkTile& tile
   kv.k_token = cache.k_strides.token * element;
   kv.v_page = cache.v_strides.page * element;
   kv.v_token = cache.v_strides.token * element;
+  if (cache.dtype == DType::kInt8) bind_token_scales(cache, tile.kv_head, kv);
   return kv;
 }
 

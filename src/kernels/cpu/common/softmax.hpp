@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/cpu/common/mask.hpp"
+#include "kernels/cpu/common/token_scales.hpp"
 
 /// Online softmax: P of one row and one KV tile, and the row's running maximum and sum; the combination of two states.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
@@ -60,12 +61,16 @@ static inline float softmax_row(const WorkTileParams& work, const KvTile& tile, 
   return rescale;
 }
 
-/// softmax_row for every row of a KV tile; a row that sees none of it gets P = 0. Sets scratch.rescale.
-FOLIO_INLINE void softmax_rows(const WorkTileParams& work, const KvTile& tile, const uint64_t* visible) {
+/// softmax_row for every row of a KV tile; a row that sees none of it gets P = 0. Sets scratch.rescale. `scales`: the
+/// GEMMs take stored keys and values without them.
+FOLIO_INLINE void softmax_rows(const WorkTileParams& work, const KvTile& tile, const uint64_t* visible,
+                               const TileScales& scales = {}) {
   for (int32_t r = 0; r < work.num_rows; ++r) {
     float* const p = work.scratch.p + r * kTileTokens;
     if (visible[r] != 0) {
+      if (scales.k != nullptr) scale_scores(scales, p);
       work.scratch.rescale[r] = softmax_row(work, tile, r, visible[r], p);
+      if (scales.v != nullptr) scale_p(scales, visible[r], p);
     } else {
       work.scratch.rescale[r] = 1.0f;
       __builtin_memset(p, 0, kTileTokens * sizeof(float));

@@ -101,6 +101,28 @@ FOLIO_INLINE HalfVec zero_extend_bytes(ByteVec value) {
 #endif
 }
 
+/// Each byte as a signed number.
+FOLIO_INLINE IntVec sign_extend_bytes(ByteVec value) {
+#if FOLIO_VEC_LANES == 16
+  return reinterpret_cast<IntVec>(_mm512_maskz_cvtepi8_epi32(0xffff, reinterpret_cast<__m128i>(value)));
+#elif FOLIO_VEC_LANES == 8
+  return reinterpret_cast<IntVec>(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(reinterpret_cast<int64_t>(value))));
+#elif defined(FOLIO_VEC_NEON)
+  const uint32x2_t word{reinterpret_cast<uint32_t>(value), 0};
+  return reinterpret_cast<IntVec>(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u32(word)))));
+#else
+  return (zero_extend_halves(zero_extend_bytes(value)) << 24) >> 24;
+#endif
+}
+
+FOLIO_INLINE Vec to_float(IntVec value) {
+#if FOLIO_VEC_LANES == 16
+  return _mm512_maskz_cvtepi32_ps(0xffff, reinterpret_cast<__m512i>(value));
+#else
+  return __builtin_convertvector(value, Vec);
+#endif
+}
+
 /// Each half in the upper half of a lane, and each byte in the upper byte of a half, above zeros.
 FOLIO_INLINE IntVec upper_halves(HalfVec value) {
 #if defined(FOLIO_VEC_NEON)

@@ -220,7 +220,7 @@ FOLIO_INLINE void gemm_pv(const WorkTileParams& work, const LocatedTile& located
   }
   upcast_v<kType>(work, located, prefetch);
   int32_t r = 0;
-  if (!located.uniform && has_non_finite_v(work)) {
+  if (kType != DType::kInt8 && !located.uniform && has_non_finite_v(work)) {
     for (; r < work.num_rows; ++r) pv_row_visible_only(work, located.visible[r], r);
   }
   const UpcastV v{work.scratch.v, work.v_stride, 0, work.v_stride};

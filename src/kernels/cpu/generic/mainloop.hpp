@@ -30,6 +30,7 @@ static void mainloop(const WorkTileParams* heads, int32_t num_heads) noexcept {
     case DType::kBFloat16: mainloop_as<DType::kBFloat16>(heads, num_heads); break;
     case DType::kFloat8E4M3: mainloop_as<DType::kFloat8E4M3>(heads, num_heads); break;
     case DType::kFloat8E5M2: mainloop_as<DType::kFloat8E5M2>(heads, num_heads); break;
+    case DType::kInt8: mainloop_as<DType::kInt8>(heads, num_heads); break;
     case DType::kFloat4E2M1x2:
     case DType::kUnset: break;
   }

@@ -133,4 +133,22 @@ struct Codec<DType::kFloat8E5M2> {
   }
 };
 
+template <>
+struct Codec<DType::kInt8> {
+  using Storage = int8_t;
+  static float decode(int8_t code) noexcept { return static_cast<float>(code); }
+  static int8_t encode(float value) noexcept {
+    constexpr int32_t kMost = 0x42fe0000;     // 127
+    constexpr int32_t kAligner = 0x4b000000;  // 2^23, whose last place is 1
+    const auto bits = std::bit_cast<int32_t>(value);
+    const int32_t magnitude = bits & codec_detail::kMagnitude;
+    const int32_t limited = codec_detail::select(magnitude > kMost, kMost, magnitude);
+    const int32_t number = codec_detail::select(magnitude > codec_detail::kInfinity, 0, limited);
+    const int32_t rounded =
+        std::bit_cast<int32_t>(std::bit_cast<float>(number) + std::bit_cast<float>(kAligner)) - kAligner;
+    const int32_t sign = bits >> 31;
+    return static_cast<int8_t>((rounded ^ sign) - sign);
+  }
+};
+
 }  // namespace folio::inline v0::kernels::generic

@@ -52,6 +52,7 @@ TEST(Codec, EncodesAsFloatConvertDoes) {
   check_encode<DType::kFloat16>([](float v) { return float_to_float16(v); });
   check_encode<DType::kFloat8E4M3>([](float v) { return float_to_fp8_e4m3(v); });
   check_encode<DType::kFloat8E5M2>([](float v) { return float_to_fp8_e5m2(v); });
+  check_encode<DType::kInt8>([](float v) { return float_to_int8(v); });
 }
 
 TEST(Codec, DecodesEveryCodeAsFloatConvertDoes) {
@@ -59,6 +60,7 @@ TEST(Codec, DecodesEveryCodeAsFloatConvertDoes) {
   check_decode<DType::kFloat16, uint16_t>(0x10000, [](uint16_t c) { return float16_to_float(c); });
   check_decode<DType::kFloat8E4M3, uint8_t>(0x100, [](uint8_t c) { return fp8_e4m3_to_float(c); });
   check_decode<DType::kFloat8E5M2, uint8_t>(0x100, [](uint8_t c) { return fp8_e5m2_to_float(c); });
+  check_decode<DType::kInt8, int8_t>(0x100, [](int8_t c) { return static_cast<float>(c); });
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "kernels/cpu/generic/cache/convert_rows.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -15,16 +16,34 @@ namespace {
 constexpr int64_t kChunk = 256;
 constexpr int64_t kMaxElementBytes = 4;
 
+constexpr bool has_scale(DType dtype) {
+  return is_fp8(dtype) || dtype == DType::kInt8;
+}
+
 template <DType kFrom, DType kTo>
 void convert_elements(const std::byte* from, std::byte* to, int64_t n, float from_scale, float to_scale) noexcept {
   const auto* __restrict source = reinterpret_cast<const typename Codec<kFrom>::Storage*>(from);
   auto* __restrict target = reinterpret_cast<typename Codec<kTo>::Storage*>(to);
   for (int64_t i = 0; i < n; ++i) {
     float value = Codec<kFrom>::decode(source[i]);
-    if constexpr (is_fp8(kFrom)) value *= from_scale;
-    if constexpr (is_fp8(kTo)) value /= to_scale;  // a true division: the contract's rounding
+    if constexpr (has_scale(kFrom)) value *= from_scale;
+    if constexpr (has_scale(kTo)) value /= to_scale;  // a true division: the contract's rounding
     target[i] = Codec<kTo>::encode(value);
   }
+}
+
+template <DType kFrom>
+float largest_magnitude(const std::byte* from, int64_t n, float from_scale) noexcept {
+  const auto* __restrict source = reinterpret_cast<const typename Codec<kFrom>::Storage*>(from);
+  int32_t largest = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    float value = Codec<kFrom>::decode(source[i]);
+    if constexpr (has_scale(kFrom)) value *= from_scale;
+    const int32_t magnitude = std::bit_cast<int32_t>(value) & codec_detail::kMagnitude;
+    const int32_t finite = codec_detail::select(magnitude < codec_detail::kInfinity, magnitude, 0);
+    largest = codec_detail::select(finite > largest, finite, largest);
+  }
+  return std::bit_cast<float>(largest);
 }
 
 template <int kBytes>
@@ -79,6 +98,7 @@ ConvertFunction convert_from(DType to) noexcept {
     case DType::kBFloat16: return convert_elements<kFrom, DType::kBFloat16>;
     case DType::kFloat8E4M3: return convert_elements<kFrom, DType::kFloat8E4M3>;
     case DType::kFloat8E5M2: return convert_elements<kFrom, DType::kFloat8E5M2>;
+    case DType::kInt8: return convert_elements<kFrom, DType::kInt8>;
     case DType::kUnset:
     case DType::kFloat4E2M1x2: break;
   }
@@ -92,6 +112,21 @@ ConvertFunction convert_function(DType from, DType to) noexcept {
     case DType::kBFloat16: return convert_from<DType::kBFloat16>(to);
     case DType::kFloat8E4M3: return convert_from<DType::kFloat8E4M3>(to);
     case DType::kFloat8E5M2: return convert_from<DType::kFloat8E5M2>(to);
+    case DType::kInt8: return convert_from<DType::kInt8>(to);
+    case DType::kUnset:
+    case DType::kFloat4E2M1x2: break;
+  }
+  return nullptr;
+}
+
+decltype(RowConversion::largest) largest_function(DType from) noexcept {
+  switch (from) {
+    case DType::kFloat32: return largest_magnitude<DType::kFloat32>;
+    case DType::kFloat16: return largest_magnitude<DType::kFloat16>;
+    case DType::kBFloat16: return largest_magnitude<DType::kBFloat16>;
+    case DType::kFloat8E4M3: return largest_magnitude<DType::kFloat8E4M3>;
+    case DType::kFloat8E5M2: return largest_magnitude<DType::kFloat8E5M2>;
+    case DType::kInt8: return largest_magnitude<DType::kInt8>;
     case DType::kUnset:
     case DType::kFloat4E2M1x2: break;
   }
@@ -115,6 +150,12 @@ void take_every_second(const std::byte* from, std::byte* to, int64_t n) noexcept
   for (int64_t i = 0; i < n; ++i) target[i] = source[2 * i];
 }
 
+/// The same for elements of `bytes` bytes.
+void take_row(const std::byte* from, std::byte* to, int64_t n, int32_t bytes) noexcept {
+  if (bytes == 1) return take_every_second<uint8_t>(from, to, n);
+  take_every_second<uint16_t>(from, to, n);
+}
+
 template <typename Element>
 void put_every_second(const std::byte* from, std::byte* to, int64_t n) noexcept {
   const auto* __restrict source = reinterpret_cast<const Element*>(from);
@@ -136,7 +177,8 @@ void interleave(const std::byte* even, const std::byte* odd, std::byte* to, int6
 }  // namespace
 
 RowConversion row_conversion(DType from, DType to, bool bitwise) noexcept {
-  return {bitwise ? copy_function(size_of(from)) : convert_function(from, to), size_of(from), size_of(to)};
+  return {bitwise ? copy_function(size_of(from)) : convert_function(from, to), size_of(from), size_of(to),
+          !bitwise && to == DType::kInt8 ? largest_function(from) : nullptr};
 }
 
 RowConversion ds_mla_decoding(DType to) noexcept {
@@ -147,6 +189,7 @@ RowConversion ds_mla_decoding(DType to) noexcept {
       case DType::kBFloat16: return decode_ds_mla<DType::kBFloat16>;
       case DType::kFloat8E4M3: return decode_ds_mla<DType::kFloat8E4M3>;
       case DType::kFloat8E5M2: return decode_ds_mla<DType::kFloat8E5M2>;
+      case DType::kInt8:
       case DType::kUnset:
       case DType::kFloat4E2M1x2: break;
     }
@@ -163,6 +206,7 @@ RowConversion ds_mla_encoding(DType from) noexcept {
       case DType::kBFloat16: return encode_ds_mla<DType::kBFloat16>;
       case DType::kFloat8E4M3: return encode_ds_mla<DType::kFloat8E4M3>;
       case DType::kFloat8E5M2: return encode_ds_mla<DType::kFloat8E5M2>;
+      case DType::kInt8:
       case DType::kUnset:
       case DType::kFloat4E2M1x2: break;
     }
@@ -184,11 +228,7 @@ void convert_row(const RowConversion& conversion, ConstRow from, Row to, int64_t
     const std::byte* source = from.data + begin * from.step * conversion.from_bytes;
     std::byte* target = to.data + begin * to.step * conversion.to_bytes;
     if (from.step == 2) {
-      if (conversion.from_bytes == 1) {
-        take_every_second<uint8_t>(source, taken, count);
-      } else {
-        take_every_second<uint16_t>(source, taken, count);
-      }
+      take_row(source, taken, count, conversion.from_bytes);
       source = taken;
     }
     conversion.convert(source, to.step == 2 ? converted : target, count, from_scale, to_scale);
@@ -200,6 +240,25 @@ void convert_row(const RowConversion& conversion, ConstRow from, Row to, int64_t
       }
     }
   }
+}
+
+void quantize_row(const RowConversion& conversion, ConstRow from, Row to, int64_t n, float from_scale,
+                  float& scale) noexcept {
+  constexpr float kLargestInt8 = 127.0f;
+  float most = 0.0f;
+  alignas(64) std::byte taken[kChunk * kMaxElementBytes];
+  for (int64_t begin = 0; begin < n; begin += kChunk) {
+    const int64_t count = std::min(kChunk, n - begin);
+    const std::byte* source = from.data + begin * from.step * conversion.from_bytes;
+    if (from.step == 2) {
+      take_row(source, taken, count, conversion.from_bytes);
+      source = taken;
+    }
+    most = std::max(most, conversion.largest(source, count, from_scale));
+  }
+  scale = most / kLargestInt8;
+  // Divided by infinity everything is 0, or NaN, which becomes 0.
+  convert_row(conversion, from, to, n, from_scale, scale > 0.0f ? scale : std::numeric_limits<float>::infinity());
 }
 
 void convert_pair(const RowConversion& conversion, const std::byte* even, const std::byte* odd, std::byte* to,

@@ -8,6 +8,22 @@ namespace {
 void convert_half(const PageHalf& half, int64_t page_size, int64_t from_page, int64_t to_page, int64_t head) noexcept {
   const float from_scale = half.from_scale.at(0, head);
   const float to_scale = half.to_scale.at(0, head);
+  if (half.from.has_scales() && half.to.has_scales()) {  // values are copied
+    for (int64_t token = 0; token < page_size; ++token) {
+      half.to.scale(to_page, token, head) = half.from.scale(from_page, token, head);
+    }
+  } else if (half.from.has_scales() || half.to.has_scales()) {
+    for (int64_t token = 0; token < page_size; ++token) {
+      const ConstRow from{half.from.row(from_page, token, head), half.from.step};
+      const Row to{half.to.row(to_page, token, head), half.to.step};
+      if (half.to.has_scales()) {
+        quantize_row(half.conversion, from, to, half.head_dim, from_scale, half.to.scale(to_page, token, head));
+      } else {
+        convert_row(half.conversion, from, to, half.head_dim, half.from.scale(from_page, token, head), to_scale);
+      }
+    }
+    return;
+  }
   if (half.from.step == 1 && half.to.step == 2) {
     for (int64_t token = 0; token < page_size; token += 2) {
       convert_pair(half.conversion, half.from.row(from_page, token, head), half.from.row(from_page, token + 1, head),
@@ -34,8 +50,9 @@ void convert_half(const PageHalf& half, int64_t page_size, int64_t from_page, in
 
 void gather_row(const GatherHalf& half, int64_t row, int64_t page, int64_t offset, int64_t head,
                 int64_t target) noexcept {
+  const float scale = half.from.has_scales() ? half.from.scale(page, offset, head) : half.from_scale.at(row, head);
   convert_row(half.conversion, {half.from.row(page, offset, head), half.from.step}, {half.to.row(target, head), 1},
-              half.head_dim, half.from_scale.at(row, head), 1.0f);
+              half.head_dim, scale, 1.0f);
 }
 
 }  // namespace

@@ -15,8 +15,13 @@ int64_t group_of(int64_t slot, int64_t num_groups) noexcept {
 }
 
 void write_row(const WriteHalf& half, int64_t token, int64_t page, int64_t offset, int64_t head) noexcept {
-  convert_row(half.conversion, {half.from.row(token, head), 1}, {half.to.row(page, offset, head), half.to.step},
-              half.head_dim, 1.0f, half.to_scale.at(0, head));
+  const ConstRow from{half.from.row(token, head), 1};
+  const Row to{half.to.row(page, offset, head), half.to.step};
+  if (half.to.has_scales()) {
+    quantize_row(half.conversion, from, to, half.head_dim, 1.0f, half.to.scale(page, offset, head));
+  } else {
+    convert_row(half.conversion, from, to, half.head_dim, 1.0f, half.to_scale.at(0, head));
+  }
 }
 
 }  // namespace
@@ -27,8 +32,8 @@ void write_slots(const WriteParams& params, int64_t group, int64_t head_begin, i
     if (slot < 0 || (params.num_groups > 1 && group_of(slot, params.num_groups) != group)) continue;
     const int64_t page = slot / params.page_size;
     const int64_t offset = slot % params.page_size;
-    const bool whole_pair = params.has_v && params.v.to.step == 2 && offset % 2 == 0 && token + 1 < params.num_slots &&
-                            params.slots[token + 1] == slot + 1;
+    const bool whole_pair = params.has_v && params.v.to.step == 2 && !params.v.to.has_scales() && offset % 2 == 0 &&
+                            token + 1 < params.num_slots && params.slots[token + 1] == slot + 1;
     for (int64_t head = head_begin; head < head_end; ++head) {
       write_row(params.k, token, page, offset, head);
       if (whole_pair) {
