@@ -10,15 +10,21 @@ static_assert(kLanes == 16, "a tile has 16 rows");
 inline constexpr int32_t kRowBlock = 16;     ///< rows of Q in the lanes of a vector, or in the rows of a tile register
 inline constexpr int32_t kGroupTokens = 16;  ///< keys in one tile register
 inline constexpr int32_t kHalfTokens = 32;   ///< V rows in one tile register, as 16 pairs (VNNI layout)
-inline constexpr int32_t kBatchTiles = 8;    ///< KV tiles that a pair of row blocks takes before the next pair
+inline constexpr int32_t kBatchTiles = 8;    ///< KV tiles that a pair of row blocks takes before the next pair, at most
 inline constexpr int32_t kBf16Bytes = 2;     ///< of a bfloat16
 inline constexpr int32_t kMmaDims = 32;      ///< components of Q and K that one TDPBF16PS takes
 inline constexpr int32_t kDimTile = 16;      ///< components of V in one tile register
 inline constexpr int64_t kTileRowBytes = 64;
 inline constexpr int32_t kTileBytes = 1024;
+inline constexpr int32_t kBlockScores = kTileTokens * kRowBlock;  ///< scores of a row block in a KV tile
 
 FOLIO_INLINE int32_t rounded_up(int32_t value, int32_t to) {
   return (value + to - 1) / to * to;
+}
+
+/// KV tiles of a batch: beside O and Q of a work tile, their K and V stay in L2.
+FOLIO_INLINE int32_t batch_tiles(int32_t head_dim_qk, int32_t head_dim_v) {
+  return head_dim_qk + head_dim_v <= 512 ? kBatchTiles : kBatchTiles / 2;
 }
 
 /// What a tile load reads: 16 rows of 64 bytes, `stride` bytes apart. Null: not needed.
@@ -42,8 +48,8 @@ struct TileOperands {
 /// TileScratch::collective, carved.
 struct AmxScratch {
   unsigned char* visible;      ///< [2, kBatchTiles, padded rows] words
-  unsigned char* keys;         ///< [kBatchTiles] packed copies; in the fp8 pipeline its stages
-  unsigned char* values;       ///< [kBatchTiles] packed copies
+  unsigned char* keys;         ///< [batch_tiles] packed copies; in the fp8 pipeline its stages
+  unsigned char* values;       ///< [batch_tiles] packed copies
   float* scores;               ///< [2, 2, kTileTokens, kRowBlock]: S^T of two KV tiles, for two row blocks
   uint16_t* p;                 ///< [kBatchTiles, 2, 2, kRowBlock, kHalfTokens] bfloat16
   float* logit_scale;          ///< [padded rows]
@@ -61,6 +67,7 @@ FOLIO_INLINE AmxScratch carve_amx_scratch(unsigned char* memory, int32_t tile_ro
   scratch.visible_tile_bytes = rows * 8;
   scratch.key_tile_bytes = int64_t{kTileTokens} * rounded_up(head_dim_qk, kMmaDims) * kBf16Bytes;
   scratch.value_tile_bytes = int64_t{kTileTokens} * rounded_up(head_dim_v, kDimTile) * kBf16Bytes;
+  const int32_t tiles = batch_tiles(head_dim_qk, head_dim_v);
   int64_t used = 0;
   const auto take = [&](int64_t bytes) __attribute__((always_inline)) {
     unsigned char* const part = memory == nullptr ? nullptr : memory + used;
@@ -68,8 +75,8 @@ FOLIO_INLINE AmxScratch carve_amx_scratch(unsigned char* memory, int32_t tile_ro
     return part;
   };
   scratch.visible = take(2 * kBatchTiles * scratch.visible_tile_bytes);
-  scratch.keys = take(kBatchTiles * scratch.key_tile_bytes);
-  scratch.values = take(kBatchTiles * scratch.value_tile_bytes);
+  scratch.keys = take(tiles * scratch.key_tile_bytes);
+  scratch.values = take(tiles * scratch.value_tile_bytes);
   scratch.scores = reinterpret_cast<float*>(take(4 * kTileTokens * kRowBlock * 4));
   scratch.p = reinterpret_cast<uint16_t*>(take(kBatchTiles * 4 * kTileBytes));
   scratch.logit_scale = reinterpret_cast<float*>(take(rows * 4));

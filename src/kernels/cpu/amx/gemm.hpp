@@ -206,16 +206,17 @@ class GemmOverlap {
     groups_left_ = kTileTokens / kGroupTokens;
     qk_step_ = 0;
     second_half_ = false;
+    every_step_ = 4 * qk_steps > kTileTokens / 2;
   }
 
   FOLIO_INLINE_MEMBER void drain() {
     while (groups_left_ != 0) issue();
   }
 
-  /// Called with every pair of tokens; every second call issues a step.
+  /// Called with every pair of tokens. Every second call issues a step, or every one where that is not enough.
   FOLIO_INLINE_MEMBER void at_softmax_step() {
     odd_step_ ^= 1;
-    if (odd_step_ == 0 && groups_left_ != 0) issue();
+    if ((odd_step_ == 0 || every_step_) && groups_left_ != 0) issue();
   }
 
  private:
@@ -260,6 +261,7 @@ class GemmOverlap {
   int32_t groups_left_ = 0;
   int32_t qk_step_ = 0;
   bool second_half_ = false;
+  bool every_step_ = false;
   uint32_t odd_step_ = 0;
 };
 

@@ -8,7 +8,6 @@
 namespace folio::inline v0::kernels::amx {
 namespace {
 
-constexpr int32_t kMaxHeadDim = 256;
 constexpr int32_t kTokensOfVTile = 32;  // in one page, V's tile registers are loaded in place
 constexpr int32_t kTileRows = 256;      // K and V come from L2 once for so many rows
 
@@ -27,11 +26,6 @@ std::string refusal(const AttentionConfig& config) {
   for (const auto& [name, dtype] : {std::pair{"kv", config.kv}, {"ragged_kv", config.ragged_kv}}) {
     if (dtype != DType::kBFloat16 && !is_fp8(dtype)) {
       return core::message(name, " is ", dtype, "; the AMX kernel takes bfloat16, fp8_e4m3 and fp8_e5m2");
-    }
-  }
-  for (const auto& [name, dim] : {std::pair{"head_dim_qk", config.head_dim_qk}, {"head_dim_v", config.head_dim_v}}) {
-    if (dim > kMaxHeadDim) {
-      return core::message(name, " is ", dim, "; the AMX kernel takes multiples of 8 up to ", kMaxHeadDim);
     }
   }
   return cpu::refusal(config, false);

@@ -99,6 +99,62 @@ TEST_P(AmxKernels, TakeEveryGroupSize) {
   }
 }
 
+/// MLA: one KV head, V inside K or packed beside it, as many rows a token as there are query heads.
+TEST_P(AmxKernels, Mla_DecodeAndPrompt_MatchReference) {
+  for (const KvFormat format : {KvFormat::kStrided, KvFormat::kCpuPacked}) {
+    for (const int32_t heads : {16, 128}) {
+      if (folio::testing::kInstrumented && heads > 16) continue;
+      AttentionConfig config = amx_config(576);
+      config.head_dim_v = 512;
+      config.num_kv_heads = 1;
+      config.num_q_heads = heads;
+      config.kv_format = format;
+      config.page_size = heads == 16 ? 16 : 64;
+      CaseOptions options;
+      options.v_aliases_k = format == KvFormat::kStrided;
+      const int32_t prompt = folio::testing::kInstrumented ? 3 : 96 / heads + 2;
+      AttentionCase subject(config, paged_batch({1, prompt, 1}, {330, 150, 64}), options, 4);
+      ASSERT_EQ(subject.compare(subject.run(*GetParam(), 2)), "") << heads << " heads";
+    }
+  }
+}
+
+TEST_P(AmxKernels, Mla_RowBits_OtherWorkTiles_StayEqual) {
+  AttentionConfig config = amx_config(576);
+  config.head_dim_v = 512;
+  config.num_kv_heads = 1;
+  config.num_q_heads = 16;
+  config.kv_format = KvFormat::kStrided;
+  config.determinism = Determinism::kScheduleInvariant;
+  CaseOptions options;
+  options.v_aliases_k = true;
+  AttentionCase subject(config, paged_batch({4}, {folio::testing::kInstrumented ? 150 : 400}), options, 6);
+  const Result whole = subject.run(*GetParam(), 1);
+  for (const int32_t rows : {16, 32, 33}) {
+    EXPECT_EQ(whole.bytes, subject.run(*GetParam(), 1, rows).bytes) << rows << " rows";
+  }
+}
+
+/// Prompts are exponentiated before their maxima are known: where logits rise from tile to tile, by little or beyond
+/// what float32 holds, a row has the bits that it has in a work tile of few rows, whose maxima are found first.
+TEST_P(AmxKernels, RowBits_LogitsRiseFromTileToTile_StayEqual) {
+  for (const float magnitude : {1.0f, 3.0f, 10.0f, 100.0f}) {
+    for (const bool scales : {false, true}) {
+      AttentionConfig config = amx_config();
+      config.determinism = Determinism::kScheduleInvariant;
+      CaseOptions options;
+      options.magnitude = magnitude;
+      options.scales_per_request = scales;
+      AttentionCase subject(config, paged_batch({50}, {folio::testing::kInstrumented ? 300 : 900}), options, 9);
+      const Result whole = subject.run(*GetParam(), 1);
+      const Result tiled = subject.run(*GetParam(), 1, 32);
+      EXPECT_EQ(subject.compare(whole), "") << magnitude;
+      EXPECT_EQ(whole.bytes, tiled.bytes) << magnitude;
+      EXPECT_EQ(whole.lse, tiled.lse) << magnitude;
+    }
+  }
+}
+
 TEST_P(AmxKernels, Fp8Kv_EveryDequantizationPath_IsExact) {
   constexpr int32_t kDims[][2] = {{64, 64}, {128, 128}, {192, 64}, {64, 256}, {128, 64}, {96, 64}, {64, 80}};
   uint32_t seed = 0;
@@ -174,7 +230,7 @@ TEST_P(AmxKernels, SayWhatTheyRefuseAndWhatTheyTake) {
   expect([](AttentionConfig& c) { c.q = DType::kFloat16; }, "q is float16", "bfloat16");
   expect([](AttentionConfig& c) { c.kv = DType::kFloat16; }, "kv is float16", "fp8_e4m3");
   expect([](AttentionConfig& c) { c.ragged_kv = DType::kFloat32; }, "ragged_kv is float32", "bfloat16");
-  expect([](AttentionConfig& c) { c.head_dim_qk = 264; }, "head_dim_qk is 264", "up to 256");
+  expect([](AttentionConfig& c) { c.head_dim_qk = 584; }, "head_dim_qk is 584", "up to 576");
   expect([](AttentionConfig& c) { c.head_dim_v = 100; }, "head_dim_v is 100", "multiples of 8");
   expect([](AttentionConfig& c) { c.page_size = 14; }, "page_size 14", "16 or more");
   expect([](AttentionConfig& c) { c.features = Feature::kRopeLlama; }, "kRopeLlama", "before the call");
