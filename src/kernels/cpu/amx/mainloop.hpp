@@ -43,14 +43,20 @@ inline constexpr int32_t kMaxDecodeRows = 2 * kRowBlock;
 struct AmxWork {
   const WorkTileParams& work;
   AmxScratch scratch;
-  int32_t qk_steps;
+  QkSteps steps;   ///< of GEMM0
+  int32_t terms;   ///< of an element (num_terms)
   bool scaled;     ///< some row has a value scale
   bool transform;  ///< soft cap or ALiBi: logits are more than scaled scores
 };
 
 FOLIO_INLINE AmxWork begin_work(const WorkTileParams& work) {
-  AmxWork amx{work, carve_amx_scratch(work.scratch.collective, work.tile_rows, work.head_dim_qk, work.head_dim_v),
-              rounded_up(work.head_dim_qk, kMmaDims) / kMmaDims, false, work.soft_cap != 0.0f || work.alibi};
+  const int32_t terms = num_terms(work.q_dtype);
+  AmxWork amx{work,
+              carve_amx_scratch(work.scratch.collective, work.tile_rows, work.head_dim_qk, work.head_dim_v, terms),
+              qk_steps(work),
+              terms,
+              false,
+              work.soft_cap != 0.0f || work.alibi};
   const int32_t rows = rounded_up(work.num_rows, kRowBlock);
   for (int32_t r = 0; r < rows; ++r) {
     const bool real = r < work.num_rows;
@@ -76,22 +82,26 @@ FOLIO_INLINE TileSum exponentiate_row_block(const AmxWork& amx, const TileOperan
                                             const RowBlockState& block, const float* scores, uint16_t* p,
                                             Pipeline& pipeline) {
   const float* const value_scales = amx.scratch.value_scale + block.first;
-  if (block.mask.masked) {
-    return exponentiate<true, true>(operands, block.mask, block.max, scores, value_scales, p, pipeline);
+  const auto run = [&]<bool kMasked, bool kScaled, int kTerms>() __attribute__((always_inline)) {
+    return exponentiate<kMasked, kScaled, kTerms>(operands, block.mask, block.max, scores, value_scales, p, pipeline);
+  };
+  if constexpr (Pipeline::kTakesFloat16) {
+    if (amx.terms == 2) {
+      return block.mask.masked ? run.template operator()<true, true, 2>() : run.template operator()<false, true, 2>();
+    }
   }
-  if (amx.scaled) {
-    return exponentiate<false, true>(operands, block.mask, block.max, scores, value_scales, p, pipeline);
-  }
-  return exponentiate<false, false>(operands, block.mask, block.max, scores, value_scales, p, pipeline);
+  if (block.mask.masked) return run.template operator()<true, true, 1>();
+  return amx.scaled ? run.template operator()<false, true, 1>() : run.template operator()<false, false, 1>();
 }
 
 /// Makes logits of scores but for a factor, which it returns.
 FOLIO_INLINE Vec finish_scores(const AmxWork& amx, const TileOperands& operands, const RowBlockState& block,
                                float* scores) {
   const Vec logit_scale = load<Vec>(amx.scratch.logit_scale + block.first);
+  const int32_t rows = smaller(amx.work.num_rows - block.first, kRowBlock);
+  if (operands.non_finite_keys != 0) rescore_non_finite(amx.work, operands, block.first, rows, scores);
   if (!amx.transform) return logit_scale * splat(kLog2E);
-  finish_logits(amx.work, operands.tile, block.first, smaller(amx.work.num_rows - block.first, kRowBlock), logit_scale,
-                scores);
+  finish_logits(amx.work, operands.tile, block.first, rows, logit_scale, scores);
   return splat(1.0f);
 }
 
@@ -122,8 +132,8 @@ FOLIO_INLINE bool mask_row_blocks(const WorkTileParams& work, const TileOperands
 }
 
 FOLIO_INLINE const unsigned char* packed_q(const AmxWork& amx, int32_t r) {
-  return reinterpret_cast<const unsigned char*>(amx.work.scratch.q) +
-         int64_t{r / kRowBlock} * amx.qk_steps * kTileBytes;
+  return reinterpret_cast<const unsigned char*>(amx.work.scratch.reordered_q) +
+         int64_t{r / kRowBlock} * amx.steps.q_tiles() * kTileBytes;
 }
 
 /// One batch for kRowBlocks row blocks from row r on: GEMM0, softmax, GEMM1, one after the other.
@@ -135,9 +145,9 @@ static void consume_row_blocks(const AmxWork& amx, const TileBatch& batch, int32
     const TileOperands& operands = batch.tiles[i];
     RowBlockState blocks[kRowBlocks];
     if (!mask_row_blocks<kRowBlocks>(work, operands, r, blocks)) continue;
-    gemm_qk<Tiles, kRowBlocks>(packed_q(amx, r), amx.qk_steps, operands, amx.scratch.scores, pipeline);
+    gemm_qk<Tiles, kRowBlocks>(packed_q(amx, r), amx.steps, operands, amx.scratch.scores, pipeline);
     pipeline.consumer_release_k();
-    uint16_t* const p = amx.scratch.p + i * 2 * kRowBlockP;
+    uint16_t* const p = amx.scratch.p + i * amx.terms * kTermP;
     for (int s = 0; s < kRowBlocks; ++s) {
       float* const scores = amx.scratch.scores + s * kBlockScores;
       const Vec logit_scale = finish_scores(amx, operands, blocks[s], scores);
@@ -158,8 +168,8 @@ static void consume_row_blocks(const AmxWork& amx, const TileBatch& batch, int32
 }
 
 /// The same for a pair of row blocks, but GEMM0 of the next tile is computed during a tile's softmax, and a tile that
-/// all rows of a row block see is exponentiated before its maximum is known. Where that turns out too large, the tile is
-/// exponentiated again. A row's numbers go through the same operations in the same order.
+/// all rows of a row block see is exponentiated before its maximum is known. Where row_max turns out to rise, the tile
+/// is exponentiated again. A row's numbers go through the same operations in the same order.
 template <class Tiles>
 static void consume_row_block_pair(const AmxWork& amx, const TileBatch& batch, int32_t r) {
   constexpr int kRowBlocks = 2;
@@ -174,11 +184,11 @@ static void consume_row_block_pair(const AmxWork& amx, const TileBatch& batch, i
   };
   int32_t i = next_visible(0, blocks[0]);
   if (i >= batch.count) return;
-  gemm_qk<Tiles, kRowBlocks>(q, amx.qk_steps, batch.tiles[i], amx.scratch.scores, no_prefetch);
+  gemm_qk<Tiles, kRowBlocks>(q, amx.steps, batch.tiles[i], amx.scratch.scores, no_prefetch);
   PendingPv pending;
   for (int buffer_index = 0; i < batch.count; buffer_index ^= 1) {
     const TileOperands& operands = batch.tiles[i];
-    uint16_t* const p = amx.scratch.p + i * kRowBlocks * kRowBlockP;
+    uint16_t* const p = amx.scratch.p + i * amx.terms * kTermP;
     float* const scores = amx.scratch.scores + buffer_index * kBuffer;
     GemmOverlap<Tiles> overlap;
     const auto find_row_max = [&](int s, Vec logit_scale) __attribute__((always_inline)) {
@@ -201,7 +211,7 @@ static void consume_row_block_pair(const AmxWork& amx, const TileBatch& batch, i
     }
     i = next_visible(i + 1, blocks[buffer_index ^ 1]);
     if (i < batch.count) {
-      overlap.begin(q, amx.qk_steps, batch.tiles[i], amx.scratch.scores + (buffer_index ^ 1) * kBuffer);
+      overlap.begin(q, amx.steps, batch.tiles[i], amx.scratch.scores + (buffer_index ^ 1) * kBuffer);
     }
     TileSum sums[kRowBlocks];
     for (int s = 0; s < kRowBlocks; ++s) {
@@ -294,7 +304,7 @@ static void mainloop_decode_fp8(const AmxWork& amx, const VisibleRange& range, T
 /// Many rows (prefill, MLA): batches of KV tiles, which all pairs of row blocks take in turn.
 template <class Tiles>
 static void mainloop_prefill(const AmxWork& amx, const VisibleRange& range, TileBatch* batches) {
-  const int32_t tiles = batch_tiles(amx.work.head_dim_qk, amx.work.head_dim_v);
+  const int32_t tiles = batch_tiles(amx.work.head_dim_qk, amx.work.head_dim_v, amx.terms);
   int32_t first = amx.work.kv.kv_begin / kTileTokens * kTileTokens;
   for (;;) {
     first = find_batch(amx.work, range, first, tiles, batches[0]);
@@ -330,11 +340,11 @@ static void mainloop_amx(const WorkTileParams* heads, int32_t num_heads) noexcep
 }
 
 static void load_q_amx(const WorkTileParams& work) noexcept {
-  pack_q(work, reinterpret_cast<unsigned char*>(work.scratch.q));
+  pack_q(work, reinterpret_cast<unsigned char*>(work.scratch.reordered_q));
 }
 
-static size_t scratch_bytes_amx(int32_t tile_rows, int32_t head_dim_qk, int32_t head_dim_v) noexcept {
-  return carve_amx_scratch(nullptr, tile_rows, head_dim_qk, head_dim_v).bytes;
+static size_t scratch_bytes_amx(int32_t tile_rows, int32_t head_dim_qk, int32_t head_dim_v, DType q) noexcept {
+  return carve_amx_scratch(nullptr, tile_rows, head_dim_qk, head_dim_v, num_terms(q)).bytes;
 }
 
 }  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

@@ -51,8 +51,8 @@ FOLIO_INLINE IntVec wrapping_sum(IntVec a, IntVec b) {
 }
 
 FOLIO_INLINE IntVec or_of(IntVec a, IntVec b, IntVec c) {
-  return reinterpret_cast<IntVec>(_mm512_ternarylogic_epi32(
-      reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b), reinterpret_cast<__m512i>(c), 0xfe));
+  return reinterpret_cast<IntVec>(_mm512_ternarylogic_epi32(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b),
+                                                            reinterpret_cast<__m512i>(c), 0xfe));
 }
 
 /// Rounds both vectors to bfloat16, ties upwards: `even` into the low halves of the lanes, `odd` into the high ones. A
@@ -180,9 +180,14 @@ FOLIO_INLINE bool keeps_row_max(const TileSum& tile, __mmask16 rows) {
   return (rows & ~(small & valid)) == 0;
 }
 
-/// p[half][row][token] = exp2(logit - row_max) * value scale in bfloat16, 0 for masked tokens; halves that no row of
-/// the work tile attends to are left out.
-template <bool kMasked, bool kScaled, class Pipeline>
+/// What pack_bfloat16 leaves of a number.
+FOLIO_INLINE Vec rest_of_bfloat16(Vec value) {
+  return value - from_bits(wrapping_sum(bits(value), splat_int(0x8000)) & splat_int(-65536));
+}
+
+/// p[term][row block][half][row][token] = exp2(logit - row_max) * value scale in bfloat16, 0 for masked tokens; halves
+/// that no row of the work tile attends to are left out. kTerms 2: the low term is what rounding left, rounded itself.
+template <bool kMasked, bool kScaled, int kTerms, class Pipeline>
 static TileSum exponentiate(const TileOperands& operands, const RowBlockMask& mask, const RowBlockMax& max,
                             const float* scores, const float* value_scales, uint16_t* p, Pipeline& pipeline) {
   const Vec value_scale = kScaled ? load<Vec>(value_scales) : splat(1.0f);
@@ -194,6 +199,7 @@ static TileSum exponentiate(const TileOperands& operands, const RowBlockMask& ma
     if (operands.values[h].at == nullptr) continue;
     const float* const from = scores + h * kHalfTokens * kRowBlock;
     IntVec pairs[kHalfTokens / 2];
+    IntVec low_pairs[kHalfTokens / 2];
 #pragma GCC unroll 16
     for (int j = 0; j < kHalfTokens / 2; ++j) {
       const int32_t t = h * kHalfTokens + 2 * j;
@@ -213,11 +219,17 @@ static TileSum exponentiate(const TileOperands& operands, const RowBlockMask& ma
         odd *= value_scale;
       }
       pairs[j] = pack_bfloat16(even, odd);
+      if constexpr (kTerms == 2) low_pairs[j] = pack_bfloat16(rest_of_bfloat16(even), rest_of_bfloat16(odd));
       pipeline.at_softmax_step();
     }
     transpose(pairs);
 #pragma GCC unroll 16
     for (int i = 0; i < kRowBlock; ++i) store(p + (h * kRowBlock + i) * kHalfTokens, pairs[i]);
+    if constexpr (kTerms == 2) {
+      transpose(low_pairs);
+#pragma GCC unroll 16
+      for (int i = 0; i < kRowBlock; ++i) store(p + kTermP + (h * kRowBlock + i) * kHalfTokens, low_pairs[i]);
+    }
   }
   return {even_sum + odd_sum, biased_exponents};
 }
