@@ -352,7 +352,8 @@ plant(rule, "keys-of-one-tile-for-the-plan", TILE_LOOP, "keys_of_plan_ += keys_o
 
 rule = "AMX: work tiles of few rows are the AVX-512 kernel's"
 AMX_KERNEL = "src/kernels/cpu/amx/kernel.cc"
-plant(rule, "amx-few-rows-whatever-the-determinism", AMX_KERNEL, "if (config.determinism >= Determinism::kBatchInvariant) return 0;", "")
+plant(rule, "amx-few-rows-whatever-the-determinism", AMX_KERNEL,
+      "return config.determinism >= Determinism::kBatchInvariant ? 0 : least_rows(config);", "return least_rows(config);")
 plant(rule, "amx-few-rows-one-more", TILE_LOOP, "tile.row_end - tile.row_begin < min_rows ?", "tile.row_end - tile.row_begin <= min_rows ?")
 plant(rule, "amx-all-rows-are-few", TILE_LOOP, "tile.row_end - tile.row_begin < min_rows ?", "min_rows > 0 ?")
 
@@ -360,6 +361,23 @@ rule = "AMX: strided values"
 AMX_PRODUCER = "src/kernels/cpu/amx/producer.hpp"
 plant(rule, "amx-odd-row-lost", AMX_PRODUCER, "odd ? value_at(kv, first + t + 1) : zeros", "zeros")
 plant(rule, "amx-fp8-rows-out-of-turn", AMX_PRODUCER, "static_cast<uint8_t>(i / 2 + i % 2 * 64)", "static_cast<uint8_t>(i / 2 + i % 2 * 32)")
+
+rule = "AMX: tiles exponentiated before their maximum is known"
+AMX_SOFTMAX = "src/kernels/cpu/amx/softmax.hpp"
+plant(rule, "amx-row-max-kept-whatever-the-sum", AMX_SOFTMAX, "inline constexpr float kMaxKeptSum = 220.0f;",
+      "inline constexpr float kMaxKeptSum = 0x1p120f;")
+plant(rule, "amx-exponents-beyond-float32-unseen", AMX_SOFTMAX, "return (rows & ~(small & valid)) == 0;",
+      "return (rows & ~small) == 0;")
+plant(rule, "amx-tile-kept-though-row-max-rose", "src/kernels/cpu/amx/mainloop.hpp",
+      "      rescale_acc_rows(work, block.first, block.max.raised, block.max.rescale);\n      return true;",
+      "      rescale_acc_rows(work, block.first, block.max.raised, block.max.rescale);\n      return false;")
+
+rule = "AMX: float16 as two bfloat16 terms"
+AMX_GEMM = "src/kernels/cpu/amx/gemm.hpp"
+plant(rule, "amx-low-terms-of-q-left-out", AMX_GEMM, "count == dims ? i : (i & 1) * dims + i / 4", "count == dims ? i : i / 4")
+plant(rule, "amx-low-terms-of-v-left-out", AMX_GEMM, "return i == 1 ? low_values : 0;", "return 0;")
+plant(rule, "amx-infinite-float16-key-not-scored-again", "src/kernels/cpu/amx/mainloop.hpp",
+      "if (operands.non_finite_keys != 0) rescore_non_finite", "if (false) rescore_non_finite")
 
 rule = "sums over long contexts"
 plant(rule, "states-of-any-length", SHARED + "config.hpp", "kMaxStateTokens = 16384;", "kMaxStateTokens = 1 << 30;")
@@ -398,7 +416,7 @@ plant(rule, "nvfp4-tiles-column-major", "include/folio/types/nvfp4.hpp", "in_til
 
 rule = "logits of billions"
 plant(rule, "exponents-of-unrounded-logits", "src/kernels/cpu/amx/mainloop.hpp",
-      "round_large_logits(blocks[s].max, block_scores);", "")
+      "round_large_logits(block.max, scores);", "")
 
 rule = "fp8 dequantized beside the MMAs"
 PIPELINE = "src/kernels/cpu/amx/kv_pipeline.hpp"

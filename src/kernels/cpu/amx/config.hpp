@@ -10,15 +10,31 @@ static_assert(kLanes == 16, "a tile has 16 rows");
 inline constexpr int32_t kRowBlock = 16;     ///< rows of Q in the lanes of a vector, or in the rows of a tile register
 inline constexpr int32_t kGroupTokens = 16;  ///< keys in one tile register
 inline constexpr int32_t kHalfTokens = 32;   ///< V rows in one tile register, as 16 pairs (VNNI layout)
-inline constexpr int32_t kBatchTiles = 8;    ///< KV tiles that a pair of row blocks takes before the next pair
+inline constexpr int32_t kBatchTiles = 8;    ///< KV tiles that a pair of row blocks takes before the next pair, at most
 inline constexpr int32_t kBf16Bytes = 2;     ///< of a bfloat16
 inline constexpr int32_t kMmaDims = 32;      ///< components of Q and K that one TDPBF16PS takes
 inline constexpr int32_t kDimTile = 16;      ///< components of V in one tile register
 inline constexpr int64_t kTileRowBytes = 64;
 inline constexpr int32_t kTileBytes = 1024;
+inline constexpr int32_t kBlockScores = kTileTokens * kRowBlock;  ///< scores of a row block in a KV tile
+/// Elements of P: of half a KV tile for a row block, of a row block, of all of a pair of row blocks.
+inline constexpr int32_t kHalfP = kRowBlock * kHalfTokens;
+inline constexpr int32_t kRowBlockP = 2 * kHalfP;
+inline constexpr int32_t kTermP = 2 * kRowBlockP;
 
 FOLIO_INLINE int32_t rounded_up(int32_t value, int32_t to) {
   return (value + to - 1) / to * to;
+}
+
+/// Bfloat16 terms that an element of Q, K, V or P is the sum of: a float16 has two, `high` and `low`.
+FOLIO_INLINE int32_t num_terms(DType q) {
+  return q == DType::kFloat16 ? 2 : 1;
+}
+
+/// KV tiles of a batch: beside O and Q of a work tile, their K and V stay in L2.
+FOLIO_INLINE int32_t batch_tiles(int32_t head_dim_qk, int32_t head_dim_v, int32_t terms) {
+  const int32_t dims = (head_dim_qk + head_dim_v) * terms;
+  return dims <= 512 ? kBatchTiles : dims <= 1152 ? kBatchTiles / 2 : kBatchTiles / 4;
 }
 
 /// What a tile load reads: 16 rows of 64 bytes, `stride` bytes apart. Null: not needed.
@@ -29,23 +45,24 @@ struct TileSource {
 
 /// A KV tile as operands of tile loads.
 struct TileOperands {
-  KvTile tile;          ///< [begin, end): from the first to the last token that is visible to some row
-  bool uniform;         ///< all of [begin, end) is visible to every row; `visible` may be unset
-  uint64_t non_finite;  ///< tokens whose NaN or infinite components are zeros in `values`
-  uint64_t* visible;    ///< [rows, padded]: the tokens visible to each row
+  KvTile tile;               ///< [begin, end): from the first to the last token that is visible to some row
+  bool uniform;              ///< all of [begin, end) is visible to every row; `visible` may be unset
+  uint64_t non_finite;       ///< tokens whose NaN or infinite components are zeros in `values`
+  uint64_t non_finite_keys;  ///< float16: tokens whose keys have such components
+  uint64_t* visible;         ///< [rows, padded]: the tokens visible to each row
   TileSource keys[kTileTokens / kGroupTokens];
   TileSource values[kTileTokens / kHalfTokens];
-  unsigned char* k_buffer;  ///< [kTileTokens, padded head_dim_qk]
-  unsigned char* v_buffer;  ///< [kTileTokens / 2, padded head_dim_v, 2]
+  unsigned char* k_buffer;  ///< [kTileTokens, terms, padded head_dim_qk]
+  unsigned char* v_buffer;  ///< [terms, kTileTokens / 2, padded head_dim_v, 2]
 };
 
 /// TileScratch::collective, carved.
 struct AmxScratch {
   unsigned char* visible;      ///< [2, kBatchTiles, padded rows] words
-  unsigned char* keys;         ///< [kBatchTiles] packed copies; in the fp8 pipeline its stages
-  unsigned char* values;       ///< [kBatchTiles] packed copies
+  unsigned char* keys;         ///< [batch_tiles] packed copies; in the fp8 pipeline its stages
+  unsigned char* values;       ///< [batch_tiles] packed copies
   float* scores;               ///< [2, 2, kTileTokens, kRowBlock]: S^T of two KV tiles, for two row blocks
-  uint16_t* p;                 ///< [kBatchTiles, 2, 2, kRowBlock, kHalfTokens] bfloat16
+  uint16_t* p;                 ///< [kBatchTiles, terms, 2, 2, kRowBlock, kHalfTokens] bfloat16
   float* logit_scale;          ///< [padded rows]
   float* value_scale;          ///< [padded rows]
   int64_t visible_tile_bytes;  ///< of one tile's words
@@ -55,12 +72,13 @@ struct AmxScratch {
 };
 
 FOLIO_INLINE AmxScratch carve_amx_scratch(unsigned char* memory, int32_t tile_rows, int32_t head_dim_qk,
-                                          int32_t head_dim_v) {
+                                          int32_t head_dim_v, int32_t terms) {
   const int64_t rows = rounded_up(tile_rows, kRowBlock);
   AmxScratch scratch;
   scratch.visible_tile_bytes = rows * 8;
-  scratch.key_tile_bytes = int64_t{kTileTokens} * rounded_up(head_dim_qk, kMmaDims) * kBf16Bytes;
-  scratch.value_tile_bytes = int64_t{kTileTokens} * rounded_up(head_dim_v, kDimTile) * kBf16Bytes;
+  scratch.key_tile_bytes = int64_t{kTileTokens} * terms * rounded_up(head_dim_qk, kMmaDims) * kBf16Bytes;
+  scratch.value_tile_bytes = int64_t{kTileTokens} * terms * rounded_up(head_dim_v, kDimTile) * kBf16Bytes;
+  const int32_t tiles = batch_tiles(head_dim_qk, head_dim_v, terms);
   int64_t used = 0;
   const auto take = [&](int64_t bytes) __attribute__((always_inline)) {
     unsigned char* const part = memory == nullptr ? nullptr : memory + used;
@@ -68,10 +86,10 @@ FOLIO_INLINE AmxScratch carve_amx_scratch(unsigned char* memory, int32_t tile_ro
     return part;
   };
   scratch.visible = take(2 * kBatchTiles * scratch.visible_tile_bytes);
-  scratch.keys = take(kBatchTiles * scratch.key_tile_bytes);
-  scratch.values = take(kBatchTiles * scratch.value_tile_bytes);
+  scratch.keys = take(tiles * scratch.key_tile_bytes);
+  scratch.values = take(tiles * scratch.value_tile_bytes);
   scratch.scores = reinterpret_cast<float*>(take(4 * kTileTokens * kRowBlock * 4));
-  scratch.p = reinterpret_cast<uint16_t*>(take(kBatchTiles * 4 * kTileBytes));
+  scratch.p = reinterpret_cast<uint16_t*>(take(kBatchTiles * terms * 4 * kTileBytes));
   scratch.logit_scale = reinterpret_cast<float*>(take(rows * 4));
   scratch.value_scale = reinterpret_cast<float*>(take(rows * 4));
   scratch.bytes = static_cast<size_t>(used);

@@ -9,10 +9,25 @@
 /// store it) the right one.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
+/// The MMAs of GEMM0: one for every 32 components. Of float16 four: both terms of K by both of Q.
+struct QkSteps {
+  int32_t dims;   ///< head_dim_qk / 32
+  int32_t count;  ///< of MMAs
+  /// The 64 bytes of a K row, and the tile of a row block's packed Q, that step i multiplies.
+  FOLIO_INLINE_MEMBER int32_t k(int32_t i) const { return count == dims ? i : (i & 2) / 2 * dims + i / 4; }
+  FOLIO_INLINE_MEMBER int32_t q(int32_t i) const { return count == dims ? i : (i & 1) * dims + i / 4; }
+  FOLIO_INLINE_MEMBER int32_t q_tiles() const { return count == dims ? dims : 2 * dims; }  ///< of a row block
+};
+
+FOLIO_INLINE QkSteps qk_steps(const WorkTileParams& work) {
+  const int32_t dims = rounded_up(work.head_dim_qk, kMmaDims) / kMmaDims;
+  return {dims, work.q_dtype == DType::kFloat16 ? 4 * dims : dims};
+}
+
 /// scores[token][lane] of the row blocks whose packed Q begins at `q`; row block b at scores + b * kTileTokens *
 /// kRowBlock.
 template <class Tiles, int kRowBlocks, class Pipeline>
-FOLIO_INLINE void gemm_qk(const unsigned char* q, int32_t qk_steps, const TileOperands& operands, float* scores,
+FOLIO_INLINE void gemm_qk(const unsigned char* q, QkSteps steps, const TileOperands& operands, float* scores,
                           Pipeline& pipeline) {
   const TileSource* const k = operands.keys;
   if constexpr (kRowBlocks == 1) {
@@ -20,19 +35,20 @@ FOLIO_INLINE void gemm_qk(const unsigned char* q, int32_t qk_steps, const TileOp
     Tiles::template zero<1>();
     Tiles::template zero<2>();
     Tiles::template zero<3>();
-    for (int32_t i = 0; i < qk_steps; ++i) {
-      pipeline.consumer_wait_k(i);
-      Tiles::template load<5>(q + i * kTileBytes, kTileRowBytes);
-      Tiles::template load<4>(pipeline.k_operand(k, 0, i), k[0].stride);
+    for (int32_t i = 0; i < steps.count; ++i) {
+      const int32_t at = steps.k(i);
+      pipeline.consumer_wait_k(at);
+      Tiles::template load<5>(q + steps.q(i) * kTileBytes, kTileRowBytes);
+      Tiles::template load<4>(pipeline.k_operand(k, 0, at), k[0].stride);
       Tiles::template multiply_add<0, 4, 5>();
       pipeline.at_mma();
-      Tiles::template load<6>(pipeline.k_operand(k, 1, i), k[1].stride);
+      Tiles::template load<6>(pipeline.k_operand(k, 1, at), k[1].stride);
       Tiles::template multiply_add<1, 6, 5>();
       pipeline.at_mma();
-      Tiles::template load<7>(pipeline.k_operand(k, 2, i), k[2].stride);
+      Tiles::template load<7>(pipeline.k_operand(k, 2, at), k[2].stride);
       Tiles::template multiply_add<2, 7, 5>();
       pipeline.at_mma();
-      Tiles::template load<4>(pipeline.k_operand(k, 3, i), k[3].stride);
+      Tiles::template load<4>(pipeline.k_operand(k, 3, at), k[3].stride);
       Tiles::template multiply_add<3, 4, 5>();
       pipeline.at_mma();
     }
@@ -41,21 +57,23 @@ FOLIO_INLINE void gemm_qk(const unsigned char* q, int32_t qk_steps, const TileOp
     Tiles::template store<2>(scores + 32 * kRowBlock, kTileRowBytes);
     Tiles::template store<3>(scores + 48 * kRowBlock, kTileRowBytes);
   } else {
-    const unsigned char* const other_q = q + qk_steps * kTileBytes;
+    const unsigned char* const other_q = q + steps.q_tiles() * kTileBytes;
     float* const other_scores = scores + kTileTokens * kRowBlock;
     for (int32_t g = 0; g < kTileTokens / kGroupTokens; g += 2) {
       Tiles::template zero<0>();
       Tiles::template zero<1>();
       Tiles::template zero<2>();
       Tiles::template zero<3>();
-      for (int32_t i = 0; i < qk_steps; ++i) {
-        Tiles::template load_streaming<4>(k[g].at + i * kTileRowBytes, k[g].stride);
-        Tiles::template load<6>(q + i * kTileBytes, kTileRowBytes);
+      for (int32_t i = 0; i < steps.count; ++i) {
+        const int64_t k_at = steps.k(i) * kTileRowBytes;
+        const int64_t q_at = steps.q(i) * kTileBytes;
+        Tiles::template load_streaming<4>(k[g].at + k_at, k[g].stride);
+        Tiles::template load<6>(q + q_at, kTileRowBytes);
         Tiles::template multiply_add<0, 4, 6>();
-        Tiles::template load<7>(other_q + i * kTileBytes, kTileRowBytes);
+        Tiles::template load<7>(other_q + q_at, kTileRowBytes);
         Tiles::template multiply_add<1, 4, 7>();
         pipeline.at_mma();
-        Tiles::template load_streaming<5>(k[g + 1].at + i * kTileRowBytes, k[g + 1].stride);
+        Tiles::template load_streaming<5>(k[g + 1].at + k_at, k[g + 1].stride);
         Tiles::template multiply_add<2, 5, 6>();
         Tiles::template multiply_add<3, 5, 7>();
         pipeline.at_mma();
@@ -72,12 +90,9 @@ FOLIO_INLINE void gemm_qk(const unsigned char* q, int32_t qk_steps, const TileOp
 /// KV tiles of a batch whose P is ready and whose GEMM1 is still to be issued.
 struct PendingPv {
   const TileOperands* tiles[kBatchTiles];
-  const uint16_t* p[kBatchTiles];  ///< [row block][half][kRowBlock][kHalfTokens]
+  const uint16_t* p[kBatchTiles];  ///< [term][row block][half][kRowBlock][kHalfTokens]
   int32_t count = 0;
 };
-
-inline constexpr int32_t kHalfP = kRowBlock * kHalfTokens;
-inline constexpr int32_t kRowBlockP = 2 * kHalfP;
 
 template <class Tiles, int kFrom, int kCount>
 FOLIO_INLINE void load_acc(const float* acc, int64_t stride) {
@@ -112,9 +127,19 @@ FOLIO_INLINE void mma_dim_tiles(const unsigned char* values, int64_t stride, Pip
   }
 }
 
+/// The MMAs of GEMM1: one, or of float16 three. That of both low terms is left out: it is below 2^-16 of p v.
+struct PvProducts {
+  int32_t count;
+  int64_t low_values;  ///< bytes from V's high terms to the low ones
+  /// high P by high V, high P by low V, low P by high V
+  FOLIO_INLINE_MEMBER int64_t v(int32_t i) const { return i == 1 ? low_values : 0; }
+  FOLIO_INLINE_MEMBER int64_t p(int32_t i) const { return i == 2 ? kTermP : 0; }
+};
+
 /// GEMM1 of kDims dimension tiles, from tile `d` on: acc stays in TMM0 to TMM3 over all pending KV tiles.
 template <class Tiles, int kRowBlocks, int kDims, class Pipeline>
-FOLIO_INLINE void pv_dim_tiles(float* acc, int32_t v_stride, int32_t d, const PendingPv& pending, Pipeline& pipeline) {
+FOLIO_INLINE void pv_dim_tiles(float* acc, int32_t v_stride, int32_t d, const PendingPv& pending, PvProducts products,
+                               Pipeline& pipeline) {
   const int64_t stride = int64_t{v_stride} * 4;
   float* const acc_tile = acc + d * kDimTile;
   pipeline.consumer_wait_v(d);
@@ -124,11 +149,13 @@ FOLIO_INLINE void pv_dim_tiles(float* acc, int32_t v_stride, int32_t d, const Pe
     for (int32_t h = 0; h < kTileTokens / kHalfTokens; ++h) {
       const TileSource& values = pending.tiles[i]->values[h];
       if (values.at == nullptr) continue;
-      const uint16_t* const p = pending.p[i] + h * kHalfP;
-      Tiles::template load<4>(p, kTileRowBytes);
-      if constexpr (kRowBlocks == 2) Tiles::template load<5>(p + kRowBlockP, kTileRowBytes);
-      mma_dim_tiles<Tiles, kRowBlocks, kDims, 0>(pipeline.v_operand(pending.tiles[i]->values, h, d), values.stride,
-                                                 pipeline);
+      const unsigned char* const v = pipeline.v_operand(pending.tiles[i]->values, h, d);
+      for (int32_t j = 0; j < products.count; ++j) {
+        const uint16_t* const p = pending.p[i] + h * kHalfP + products.p(j);
+        Tiles::template load<4>(p, kTileRowBytes);
+        if constexpr (kRowBlocks == 2) Tiles::template load<5>(p + kRowBlockP, kTileRowBytes);
+        mma_dim_tiles<Tiles, kRowBlocks, kDims, 0>(v + products.v(j), values.stride, pipeline);
+      }
     }
   }
   store_acc<Tiles, 0, kDims>(acc_tile, stride);
@@ -137,6 +164,37 @@ FOLIO_INLINE void pv_dim_tiles(float* acc, int32_t v_stride, int32_t d, const Pe
 
 FOLIO_INLINE float bfloat16_value(uint16_t code) {
   return __builtin_bit_cast(float, static_cast<uint32_t>(code) << 16);
+}
+
+/// Element `i` of a row as bfloat16, if it is NaN or infinite.
+FOLIO_INLINE uint16_t non_finite_element(const KvOperand& kv, const unsigned char* from, int32_t i) {
+  const uint16_t code = element16(kv, from, i);
+  if (!holds_float16(kv)) return code;
+  if ((code & 0x7c00) != 0x7c00) return 0;
+  return static_cast<uint16_t>((code & 0x8000) | ((code & 0x3ff) != 0 ? 0x7fc0 : 0x7f80));
+}
+
+/// Scores of float16 keys with NaN or infinite components. GEMM0's sums are NaN there: an infinity meets low terms of
+/// Q that are 0.
+static inline void rescore_non_finite(const WorkTileParams& work, const TileOperands& operands, int32_t r, int32_t rows,
+                                      float* scores) {
+  for (uint64_t left = operands.non_finite_keys; left != 0; left &= left - 1) {
+    const int32_t t = __builtin_ctzll(left);
+    const unsigned char* const key = key_at(work.kv, operands.tile.first + t);
+    for (int32_t i = 0; i < rows; ++i) {
+      Vec sum{};
+      for (int32_t d = 0; d < work.head_dim_qk; d += kLanes) {
+        const int32_t dims = smaller(work.head_dim_qk - d, kLanes);
+        const auto some = [&](const unsigned char* row) __attribute__((always_inline)) {
+          return load_some<DType::kFloat16>(row + d * 2, dims);
+        };
+        sum = multiply_add(some(work.rows[r + i].q), some(key), sum);
+      }
+      float score = 0.0f;
+      for (int32_t lane = 0; lane < kLanes; ++lane) score += sum[lane];
+      scores[t * kRowBlock + i] = score;
+    }
+  }
 }
 
 /// Adds the non-finite components, which GEMM1 had as zeros, to the rows that they are visible to. The sum is infinite
@@ -150,12 +208,12 @@ static inline void add_non_finite(const WorkTileParams& work, int32_t r, int32_t
     const int32_t local = operands.tile.first + t;
     const unsigned char* const from = value_at(kv, local) + (kv.packed_v ? local % 2 * element_bytes(kv) : 0);
     for (int32_t i = 0; i < rows; ++i) {
-      if ((operands.visible[r + i] >> t & 1) == 0) continue;
+      if (!operands.uniform && (operands.visible[r + i] >> t & 1) == 0) continue;
       const int32_t b = i / kRowBlock;
       const uint16_t p_t = p[b * kRowBlockP + t / kHalfTokens * kHalfP + i % kRowBlock * kHalfTokens + t % kHalfTokens];
       float* const acc = work.state.acc + (r + i) * work.v_stride;
       for (int32_t d = 0; d < work.head_dim_v; ++d) {
-        const uint16_t code = bfloat16_element(kv, from, d * step);
+        const uint16_t code = non_finite_element(kv, from, d * step);
         if ((code & 0x7f80) == 0x7f80) acc[d] += bfloat16_value(p_t) * bfloat16_value(code);
       }
     }
@@ -168,11 +226,12 @@ static void gemm_pv(const WorkTileParams& work, int32_t r, PendingPv& pending, P
   if (pending.count == 0) return;
   float* const acc = work.state.acc + r * work.v_stride;
   const int32_t dims = work.v_stride / kDimTile;
+  const PvProducts products{work.q_dtype == DType::kFloat16 ? 3 : 1, low_value_bytes(work.head_dim_v)};
   constexpr int kAtOnce = 4 / kRowBlocks;
   int32_t d = 0;
   for (; d + kAtOnce <= dims; d += kAtOnce)
-    pv_dim_tiles<Tiles, kRowBlocks, kAtOnce>(acc, work.v_stride, d, pending, pipeline);
-  for (; d < dims; ++d) pv_dim_tiles<Tiles, kRowBlocks, 1>(acc, work.v_stride, d, pending, pipeline);
+    pv_dim_tiles<Tiles, kRowBlocks, kAtOnce>(acc, work.v_stride, d, pending, products, pipeline);
+  for (; d < dims; ++d) pv_dim_tiles<Tiles, kRowBlocks, 1>(acc, work.v_stride, d, pending, products, pipeline);
   const int32_t rows = smaller(work.num_rows - r, kRowBlocks * kRowBlock);
   for (int32_t i = 0; i < pending.count; ++i) {
     if (pending.tiles[i]->non_finite != 0) add_non_finite(work, r, rows, *pending.tiles[i], pending.p[i]);
@@ -196,31 +255,33 @@ FOLIO_INLINE void rescale_acc_rows(const WorkTileParams& work, int32_t r, __mmas
 template <class Tiles>
 class GemmOverlap {
  public:
+  static constexpr bool kTakesFloat16 = true;
+
   /// Begins GEMM0 of `operands`, with the results of gemm_qk.
-  FOLIO_INLINE_MEMBER void begin(const unsigned char* q, int32_t qk_steps, const TileOperands& operands,
-                                 float* scores) {
+  FOLIO_INLINE_MEMBER void begin(const unsigned char* q, QkSteps steps, const TileOperands& operands, float* scores) {
     q_ = q;
-    qk_steps_ = qk_steps;
+    steps_ = steps;
     keys_ = operands.keys;
     scores_ = scores;
     groups_left_ = kTileTokens / kGroupTokens;
     qk_step_ = 0;
     second_half_ = false;
+    every_step_ = 4 * steps.count > kTileTokens / 2;
   }
 
   FOLIO_INLINE_MEMBER void drain() {
     while (groups_left_ != 0) issue();
   }
 
-  /// Called with every pair of tokens; every second call issues a step.
+  /// Called with every pair of tokens. Every second call issues a step, or every one where that is not enough.
   FOLIO_INLINE_MEMBER void at_softmax_step() {
     odd_step_ ^= 1;
-    if (odd_step_ == 0 && groups_left_ != 0) issue();
+    if ((odd_step_ == 0 || every_step_) && groups_left_ != 0) issue();
   }
 
  private:
   FOLIO_INLINE_MEMBER void issue() {
-    const int64_t at = qk_step_ * kTileRowBytes;
+    const int64_t at = steps_.k(qk_step_) * kTileRowBytes;
     if (!second_half_) {
       if (qk_step_ == 0) {
         Tiles::template zero<0>();
@@ -229,9 +290,10 @@ class GemmOverlap {
         Tiles::template zero<3>();
       }
       Tiles::template load_streaming<4>(keys_[0].at + at, keys_[0].stride);
-      Tiles::template load<6>(q_ + qk_step_ * kTileBytes, kTileRowBytes);
+      const int32_t q_tile = steps_.q(qk_step_);
+      Tiles::template load<6>(q_ + q_tile * kTileBytes, kTileRowBytes);
       Tiles::template multiply_add<0, 4, 6>();
-      Tiles::template load<7>(q_ + (qk_steps_ + qk_step_) * kTileBytes, kTileRowBytes);
+      Tiles::template load<7>(q_ + (steps_.q_tiles() + q_tile) * kTileBytes, kTileRowBytes);
       Tiles::template multiply_add<1, 4, 7>();
       second_half_ = true;
       return;
@@ -240,7 +302,7 @@ class GemmOverlap {
     Tiles::template multiply_add<2, 5, 6>();
     Tiles::template multiply_add<3, 5, 7>();
     second_half_ = false;
-    if (++qk_step_ < qk_steps_) return;
+    if (++qk_step_ < steps_.count) return;
     constexpr int32_t kGroup = kGroupTokens * kRowBlock;
     constexpr int32_t kBlock = kTileTokens * kRowBlock;
     Tiles::template store<0>(scores_, kTileRowBytes);
@@ -256,10 +318,11 @@ class GemmOverlap {
   const unsigned char* q_ = nullptr;
   const TileSource* keys_ = nullptr;
   float* scores_ = nullptr;
-  int32_t qk_steps_ = 0;
+  QkSteps steps_{};
   int32_t groups_left_ = 0;
   int32_t qk_step_ = 0;
   bool second_half_ = false;
+  bool every_step_ = false;
   uint32_t odd_step_ = 0;
 };
 

@@ -55,25 +55,28 @@ AttentionConfig amx_config(int32_t head_dim = 64) {
   return config;
 }
 
+void use_float16(AttentionConfig& config) {
+  config.q = config.kv = config.ragged_kv = DType::kFloat16;
+}
+
 TEST_P(AmxKernels, Output_RandomCases_MatchesReference) {
   std::mt19937 random(20260202);
   for (int i = 0; i < folio::testing::random_cases(300); ++i) {
     RandomCase one = random_case(random);
     const AttentionConfig taken = amx_config();
-    one.config.q = taken.q;
-    constexpr DType kTypes[] = {DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2};
-    one.config.kv = kTypes[i % 3];
-    one.config.ragged_kv = taken.ragged_kv;
+    constexpr DType kTypes[] = {DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kFloat16};
+    one.config.kv = kTypes[i % 4];
+    one.config.q = one.config.ragged_kv = i % 4 == 3 ? DType::kFloat16 : DType::kBFloat16;
     const bool strided = i % 5 < 2;
     one.config.kv_format = strided ? KvFormat::kStrided : taken.kv_format;
-    one.config.page_size = i % 4 == 0 ? 32 : strided ? 1 + i % 49 : 16 + 2 * (i % 25);
+    one.config.page_size = i % 7 == 0 ? 32 : strided ? 1 + i % 49 : 16 + 2 * (i % 25);
     one.options.v_aliases_k = false;
     AttentionCase subject(one.config, one.batch, one.options, static_cast<uint32_t>(i));
     ASSERT_EQ(GetParam()->refusal(one.config), "");
     ASSERT_EQ(subject.compare(subject.run(*GetParam(), one.num_workers, one.tile_rows)), "")
-        << "case " << i << ": out " << to_string(one.config.out) << " dims " << one.config.head_dim_qk << "/"
-        << one.config.head_dim_v << " page " << one.config.page_size << " mask " << static_cast<int>(one.config.mask)
-        << " determinism " << static_cast<int>(one.config.determinism);
+        << "case " << i << ": kv " << to_string(one.config.kv) << " out " << to_string(one.config.out) << " dims "
+        << one.config.head_dim_qk << "/" << one.config.head_dim_v << " page " << one.config.page_size << " mask "
+        << static_cast<int>(one.config.mask) << " determinism " << static_cast<int>(one.config.determinism);
   }
 }
 
@@ -81,6 +84,7 @@ TEST_P(AmxKernels, TakeEveryHeadDimension) {
   for (int32_t dim = 8; dim <= 256; dim += folio::testing::kInstrumented ? 40 : 8) {
     AttentionConfig config = amx_config(dim);
     config.head_dim_v = 264 - dim;
+    if (dim % 24 == 0) use_float16(config);
     const auto batch =
         folio::testing::kInstrumented ? paged_batch({1, 9}, {70, 129}) : paged_batch({1, 3, 20}, {70, 65, 129});
     AttentionCase subject(config, batch, {}, static_cast<uint32_t>(dim));
@@ -94,8 +98,67 @@ TEST_P(AmxKernels, TakeEveryGroupSize) {
     AttentionConfig config = amx_config();
     config.num_kv_heads = 1;
     config.num_q_heads = group;
-    AttentionCase subject(config, paged_batch({1, 2}, {100, 330}), {}, static_cast<uint32_t>(group));
-    ASSERT_EQ(subject.compare(subject.run(*GetParam(), 2)), "") << group;
+    for (const bool float16 : {false, true}) {
+      if (float16) use_float16(config);
+      AttentionCase subject(config, paged_batch({1, 2}, {100, 330}), {}, static_cast<uint32_t>(group));
+      ASSERT_EQ(subject.compare(subject.run(*GetParam(), 2)), "") << group << " rows of " << to_string(config.q);
+    }
+  }
+}
+
+/// MLA: one KV head, V inside K or packed beside it, as many rows a token as there are query heads.
+TEST_P(AmxKernels, Mla_DecodeAndPrompt_MatchReference) {
+  for (const KvFormat format : {KvFormat::kStrided, KvFormat::kCpuPacked}) {
+    for (const int32_t heads : {16, 128}) {
+      if (folio::testing::kInstrumented && heads > 16) continue;
+      AttentionConfig config = amx_config(576);
+      config.head_dim_v = 512;
+      config.num_kv_heads = 1;
+      config.num_q_heads = heads;
+      config.kv_format = format;
+      config.page_size = heads == 16 ? 16 : 64;
+      CaseOptions options;
+      options.v_aliases_k = format == KvFormat::kStrided;
+      const int32_t prompt = folio::testing::kInstrumented ? 3 : 96 / heads + 2;
+      AttentionCase subject(config, paged_batch({1, prompt, 1}, {330, 150, 64}), options, 4);
+      ASSERT_EQ(subject.compare(subject.run(*GetParam(), 2)), "") << heads << " heads";
+    }
+  }
+}
+
+TEST_P(AmxKernels, Mla_RowBits_OtherWorkTiles_StayEqual) {
+  AttentionConfig config = amx_config(576);
+  config.head_dim_v = 512;
+  config.num_kv_heads = 1;
+  config.num_q_heads = 16;
+  config.kv_format = KvFormat::kStrided;
+  config.determinism = Determinism::kScheduleInvariant;
+  CaseOptions options;
+  options.v_aliases_k = true;
+  AttentionCase subject(config, paged_batch({4}, {folio::testing::kInstrumented ? 150 : 400}), options, 6);
+  const Result whole = subject.run(*GetParam(), 1);
+  for (const int32_t rows : {16, 32, 33}) {
+    EXPECT_EQ(whole.bytes, subject.run(*GetParam(), 1, rows).bytes) << rows << " rows";
+  }
+}
+
+/// Prompts are exponentiated before their maxima are known: where logits rise from tile to tile, by little or beyond
+/// what float32 holds, a row has the bits that it has in a work tile of few rows, whose maxima are found first.
+TEST_P(AmxKernels, RowBits_LogitsRiseFromTileToTile_StayEqual) {
+  for (const float magnitude : {1.0f, 3.0f, 10.0f, 100.0f}) {
+    for (const bool scales : {false, true}) {
+      AttentionConfig config = amx_config();
+      config.determinism = Determinism::kScheduleInvariant;
+      CaseOptions options;
+      options.magnitude = magnitude;
+      options.scales_per_request = scales;
+      AttentionCase subject(config, paged_batch({50}, {folio::testing::kInstrumented ? 300 : 900}), options, 9);
+      const Result whole = subject.run(*GetParam(), 1);
+      const Result tiled = subject.run(*GetParam(), 1, 32);
+      EXPECT_EQ(subject.compare(whole), "") << magnitude;
+      EXPECT_EQ(whole.bytes, tiled.bytes) << magnitude;
+      EXPECT_EQ(whole.lse, tiled.lse) << magnitude;
+    }
   }
 }
 
@@ -171,10 +234,11 @@ TEST_P(AmxKernels, SayWhatTheyRefuseAndWhatTheyTake) {
     EXPECT_NE(text.find(offered), std::string::npos) << text;
   };
   EXPECT_EQ(GetParam()->refusal(amx_config()), "");
-  expect([](AttentionConfig& c) { c.q = DType::kFloat16; }, "q is float16", "bfloat16");
+  expect([](AttentionConfig& c) { c.q = DType::kFloat32; }, "q is float32", "bfloat16 and float16");
   expect([](AttentionConfig& c) { c.kv = DType::kFloat16; }, "kv is float16", "fp8_e4m3");
+  expect([](AttentionConfig& c) { c.q = DType::kFloat16; }, "kv is bfloat16; beside q of float16", "takes float16");
   expect([](AttentionConfig& c) { c.ragged_kv = DType::kFloat32; }, "ragged_kv is float32", "bfloat16");
-  expect([](AttentionConfig& c) { c.head_dim_qk = 264; }, "head_dim_qk is 264", "up to 256");
+  expect([](AttentionConfig& c) { c.head_dim_qk = 584; }, "head_dim_qk is 584", "up to 576");
   expect([](AttentionConfig& c) { c.head_dim_v = 100; }, "head_dim_v is 100", "multiples of 8");
   expect([](AttentionConfig& c) { c.page_size = 14; }, "page_size 14", "16 or more");
   expect([](AttentionConfig& c) { c.features = Feature::kRopeLlama; }, "kRopeLlama", "before the call");
@@ -194,11 +258,12 @@ TEST_P(AmxKernels, CombinedPartials_FixedSplits_HaveBitsOfOneWorker) {
 }
 
 TEST_P(AmxKernels, RowBits_NeighbourRowsChange_StayEqual) {
-  for (const DType type : {DType::kBFloat16, DType::kFloat8E4M3}) {
+  for (const DType type : {DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat16}) {
     for (const bool features : {false, true}) {
       for (const int32_t page_size : {32, 18}) {
         if (folio::testing::kInstrumented && (page_size == 32 || features != (type == DType::kBFloat16))) continue;
         AttentionConfig config = amx_config();
+        if (type == DType::kFloat16) use_float16(config);
         config.kv = type;
         config.page_size = page_size;
         config.determinism = Determinism::kScheduleInvariant;
@@ -246,6 +311,7 @@ TEST_P(AmxKernels, Kv_NonFiniteBeyondDiagonal_EarlierRowsUnchanged) {
       for (const float poison : {kNan, kInfinity, -kInfinity}) {
         for (const bool values : {false, true}) {
           AttentionConfig config = amx_config(head_dim);
+          if (q_len % 4 == 0 && head_dim == 64) use_float16(config);
           config.kv_format = q_len == 4 ? KvFormat::kStrided : KvFormat::kCpuPacked;
           AttentionCase subject(config, paged_batch({q_len}, {320}), {}, 1);
           const Result clean = subject.run(*GetParam(), 1);
@@ -299,12 +365,38 @@ TEST_P(AmxKernels, Cache_NanUnderCustomMask_OutputUnchanged) {
   }
 }
 
+/// Float16 is multiplied as sums of two terms, one of which may be 0: an infinite key must not become NaN there.
+TEST_P(AmxKernels, Float16_InfiniteComponentOfAKey_HidesOrPoisonsAsItsSignSays) {
+  for (const int32_t q_len : {4, 40}) {
+    AttentionConfig config = amx_config();
+    use_float16(config);
+    AttentionCase subject(config, paged_batch({q_len}, {150}), {}, 5);
+    const KvCacheView& cache = subject.args().segments[0].cache;
+    const PageTableView& table = subject.args().segments[0].table;
+    for (int32_t head = 0; head < config.num_kv_heads; ++head) {
+      const int64_t at =
+          table.indices[0] * cache.k_strides.page + 7 * cache.k_strides.token + head * cache.k_strides.head;
+      store_from_float(cache.k, cache.dtype, at, -kInfinity);
+    }
+    const Result result = subject.run(*GetParam(), 1);
+    const ConstTensorView& q = subject.args().q;
+    for (int32_t row = 0; row < q_len * config.num_q_heads; ++row) {
+      const int32_t token = row / config.num_q_heads;
+      const float component =
+          load_as_float(q.data, q.dtype, token * q.strides[0] + row % config.num_q_heads * q.strides[1]);
+      const float out = result.out[static_cast<size_t>(row) * static_cast<size_t>(config.head_dim_v)];
+      EXPECT_EQ(std::isfinite(out), component > 0.0f) << "row " << row << ", component " << component;
+    }
+  }
+}
+
 TEST_P(AmxKernels, Output_VisibleNan_IsNan) {
-  for (const DType type : {DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2}) {
+  for (const DType type : {DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kFloat16}) {
     for (const Determinism level : {Determinism::kRunToRun, Determinism::kBatchInvariant}) {
       for (const bool values : {false, true}) {
         for (const int32_t length : {1, 400}) {
           AttentionConfig config = amx_config();
+          if (type == DType::kFloat16) use_float16(config);
           config.kv = type;
           config.determinism = level;
           AttentionCase subject(config, paged_batch({1}, {length}), {}, 3);
@@ -359,20 +451,45 @@ TEST(AmxKernel, AllRowsAreInTiles_WhereVLiesReadyOrBitsMustNotDepend) {
   EXPECT_EQ(min_rows([](AttentionConfig& c) { c.page_size = 48; }), 8);
   EXPECT_EQ(min_rows([](AttentionConfig& c) { c.determinism = Determinism::kBatchInvariant; }), 0);
   EXPECT_EQ(min_rows([](AttentionConfig& c) { c.kv = DType::kFloat8E4M3; }), 0);
+  EXPECT_EQ(min_rows([](AttentionConfig& c) { c.kv_format = KvFormat::kStrided; }), 16);
+  EXPECT_EQ(min_rows([](AttentionConfig& c) {
+              c.kv_format = KvFormat::kStrided;
+              c.head_dim_qk = 576;
+              c.head_dim_v = 512;
+            }),
+            8);
+  EXPECT_EQ(min_rows([](AttentionConfig& c) {
+              use_float16(c);
+              c.page_size = 32;
+            }),
+            32);
 }
 
-TEST(AmxKernel, StridedCaches_ArePreferredWhereDecodesAreTheAvx512Kernels) {
+TEST(AmxKernel, StridedAndFloat16Caches_ArePreferredWhereDecodesAreTheAvx512Kernels) {
   const auto is_preferred = [](KvFormat format, DType kv, Determinism determinism) {
     AttentionConfig config = amx_config();
     config.kv_format = format;
     config.kv = kv;
+    if (kv == DType::kFloat16) use_float16(config);
     config.determinism = determinism;
     return amx::attention_kernel().preferred({}, config);
   };
+  EXPECT_TRUE(is_preferred(KvFormat::kStrided, DType::kFloat16, Determinism::kRunToRun));
+  EXPECT_TRUE(is_preferred(KvFormat::kCpuPacked, DType::kFloat16, Determinism::kRunToRun));
+  EXPECT_FALSE(is_preferred(KvFormat::kCpuPacked, DType::kFloat16, Determinism::kBatchInvariant));
   EXPECT_TRUE(is_preferred(KvFormat::kStrided, DType::kBFloat16, Determinism::kRunToRun));
   EXPECT_FALSE(is_preferred(KvFormat::kStrided, DType::kBFloat16, Determinism::kBatchInvariant));
   EXPECT_FALSE(is_preferred(KvFormat::kStrided, DType::kFloat8E4M3, Determinism::kRunToRun));
   EXPECT_TRUE(is_preferred(KvFormat::kCpuPacked, DType::kFloat8E4M3, Determinism::kBatchInvariant));
+  AttentionConfig mla = amx_config(576);
+  mla.head_dim_v = 512;
+  mla.num_kv_heads = 1;
+  mla.kv_format = KvFormat::kStrided;
+  mla.determinism = Determinism::kBatchInvariant;
+  for (const int32_t heads : {4, 16}) {
+    mla.num_q_heads = heads;
+    EXPECT_EQ(amx::attention_kernel().preferred({}, mla), heads == 16) << heads;
+  }
 }
 
 TEST(AmxKernel, IsUnavailableWhereTheOsRefusesTiles) {

@@ -7,8 +7,10 @@ namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 /// The interface of all pipelines. The consumer calls at_mma() with every MMA and at_softmax_step() with every pair of
 /// tokens: there a pipeline does a share of its work. consumer_wait_* and consumer_release_k say how far the MMAs have
-/// come; k_operand and v_operand say where the next operand lies. Here: where TileOperands says.
+/// come; k_operand and v_operand say where the next operand lies. kTakesFloat16: operands may be terms of float16.
+/// Here: where TileOperands says.
 struct InPlaceOperands {
+  static constexpr bool kTakesFloat16 = true;
   FOLIO_INLINE_MEMBER void consumer_wait_k(int32_t /*step*/) {}
   FOLIO_INLINE_MEMBER void consumer_release_k() {}
   FOLIO_INLINE_MEMBER void consumer_wait_v(int32_t /*dim_tile*/) {}
@@ -70,18 +72,24 @@ FOLIO_INLINE int32_t group_token(const KvTile& tile, int32_t g) {
   return tile.first + larger(smaller(g * kGroupTokens, tile.end - 1), tile.begin);
 }
 
-/// Prefetches the V of `tile` and the K of `next` (null: no tile follows). fp8 is dequantized before its tile begins:
-/// then both K and V are the next tile's.
+/// V inside K: V's rows come with K's.
+FOLIO_INLINE bool holds_v_in_k(const WorkTileParams& work) {
+  const KvOperand& kv = work.kv;
+  return kv.v >= kv.k && kv.v + work.head_dim_v * element_bytes(kv) <= kv.k + work.head_dim_qk * element_bytes(kv);
+}
+
+/// Prefetches the V of `tile` and the K of `next` (null: no tile follows). fp8 is dequantized, float16 split and
+/// strided V interleaved before their tile begins: then both K and V are the next tile's.
 static inline PrefetchPipeline prefetch_pipeline(const WorkTileParams& work, const KvTile& tile, const KvTile* next) {
   PrefetchPipeline pipeline;
-  const bool dequantized = holds_fp8(work.kv);
-  const KvTile* const values = dequantized ? next : &tile;
+  const bool copied = work.kv.dtype != DType::kBFloat16 || !work.kv.packed_v;
+  const KvTile* const values = copied ? next : &tile;
   for (int32_t g = 0; g < PrefetchPipeline::kGroups; ++g) {
     if (values != nullptr) pipeline.groups[0][g] = value_at(work.kv, group_token(*values, g));
     if (next != nullptr) pipeline.groups[1][g] = key_at(work.kv, group_token(*next, g));
   }
   const int32_t group_bytes = kGroupTokens * element_bytes(work.kv);
-  pipeline.ends[0] = values == nullptr ? 0 : group_bytes * work.head_dim_v;
+  pipeline.ends[0] = values == nullptr || holds_v_in_k(work) ? 0 : group_bytes * work.head_dim_v;
   pipeline.ends[1] = next == nullptr ? 0 : group_bytes * work.head_dim_qk;
   return pipeline;
 }
@@ -114,6 +122,7 @@ FOLIO_INLINE bool is_full_tile(const TileOperands& operands) {
 template <DType kType>
 class Fp8Pipeline {
  public:
+  static constexpr bool kTakesFloat16 = false;
   /// `stages`: memory for kStages chunks.
   FOLIO_INLINE_MEMBER Fp8Pipeline(const WorkTileParams& work, unsigned char* stages)
       : work_(work),

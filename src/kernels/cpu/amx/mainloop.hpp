@@ -43,14 +43,20 @@ inline constexpr int32_t kMaxDecodeRows = 2 * kRowBlock;
 struct AmxWork {
   const WorkTileParams& work;
   AmxScratch scratch;
-  int32_t qk_steps;
+  QkSteps steps;   ///< of GEMM0
+  int32_t terms;   ///< of an element (num_terms)
   bool scaled;     ///< some row has a value scale
   bool transform;  ///< soft cap or ALiBi: logits are more than scaled scores
 };
 
 FOLIO_INLINE AmxWork begin_work(const WorkTileParams& work) {
-  AmxWork amx{work, carve_amx_scratch(work.scratch.collective, work.tile_rows, work.head_dim_qk, work.head_dim_v),
-              rounded_up(work.head_dim_qk, kMmaDims) / kMmaDims, false, work.soft_cap != 0.0f || work.alibi};
+  const int32_t terms = num_terms(work.q_dtype);
+  AmxWork amx{work,
+              carve_amx_scratch(work.scratch.collective, work.tile_rows, work.head_dim_qk, work.head_dim_v, terms),
+              qk_steps(work),
+              terms,
+              false,
+              work.soft_cap != 0.0f || work.alibi};
   const int32_t rows = rounded_up(work.num_rows, kRowBlock);
   for (int32_t r = 0; r < rows; ++r) {
     const bool real = r < work.num_rows;
@@ -62,49 +68,51 @@ FOLIO_INLINE AmxWork begin_work(const WorkTileParams& work) {
   return amx;
 }
 
-template <class Pipeline>
-FOLIO_INLINE void exponentiate_row_block(const AmxWork& amx, const TileOperands& operands, const RowBlockMask& mask,
-                                         int32_t r, const RowBlockMax& max, const float* scores, uint16_t* p,
-                                         Pipeline& pipeline) {
-  const float* const value_scales = amx.scratch.value_scale + r;
-  if (mask.masked) {
-    exponentiate<true, true>(amx.work, operands, mask, r, max, scores, value_scales, p, pipeline);
-  } else if (amx.scaled) {
-    exponentiate<false, true>(amx.work, operands, mask, r, max, scores, value_scales, p, pipeline);
-  } else {
-    exponentiate<false, false>(amx.work, operands, mask, r, max, scores, value_scales, p, pipeline);
-  }
-}
-
-/// The mask of a row block and a KV tile, and row_max after it.
+/// A row block in a KV tile.
 struct RowBlockState {
   RowBlockMask mask;
   RowBlockMax max;
+  int32_t first;      ///< its first row
+  __mmask16 rows;     ///< that the work tile has
+  bool max_is_known;  ///< `max` counts the tile's scores
 };
 
-/// Finishes the scores of kRowBlocks row blocks and updates row_max; true if acc must be rescaled.
-template <int kRowBlocks>
-FOLIO_INLINE bool update_row_max(const AmxWork& amx, const TileOperands& operands, int32_t r, float* scores,
-                                 RowBlockState* blocks) {
-  const WorkTileParams& work = amx.work;
-  uint32_t raised = 0;
-  for (int s = 0; s < kRowBlocks; ++s) {
-    const int32_t first = r + s * kRowBlock;
-    const int32_t rows = smaller(work.num_rows - first, kRowBlock);
-    float* const block_scores = scores + s * kTileTokens * kRowBlock;
-    Vec logit_scale = load<Vec>(amx.scratch.logit_scale + first);
-    if (amx.transform) {
-      finish_logits(work, operands.tile, first, rows, logit_scale, block_scores);
-      logit_scale = splat(1.0f);
-    } else {
-      logit_scale *= splat(kLog2E);
+template <class Pipeline>
+FOLIO_INLINE TileSum exponentiate_row_block(const AmxWork& amx, const TileOperands& operands,
+                                            const RowBlockState& block, const float* scores, uint16_t* p,
+                                            Pipeline& pipeline) {
+  const float* const value_scales = amx.scratch.value_scale + block.first;
+  const auto run = [&]<bool kMasked, bool kScaled, int kTerms>() __attribute__((always_inline)) {
+    return exponentiate<kMasked, kScaled, kTerms>(operands, block.mask, block.max, scores, value_scales, p, pipeline);
+  };
+  if constexpr (Pipeline::kTakesFloat16) {
+    if (amx.terms == 2) {
+      return block.mask.masked ? run.template operator()<true, true, 2>() : run.template operator()<false, true, 2>();
     }
-    blocks[s].max = update_block_row_max(work, operands, blocks[s].mask, first, logit_scale, block_scores);
-    round_large_logits(blocks[s].max, block_scores);
-    blocks[s].max.raised &= static_cast<__mmask16>(bit_range(0, rows));
-    raised |= blocks[s].max.raised;
   }
-  return raised != 0;
+  if (block.mask.masked) return run.template operator()<true, true, 1>();
+  return amx.scaled ? run.template operator()<false, true, 1>() : run.template operator()<false, false, 1>();
+}
+
+/// Makes logits of scores but for a factor, which it returns.
+FOLIO_INLINE Vec finish_scores(const AmxWork& amx, const TileOperands& operands, const RowBlockState& block,
+                               float* scores) {
+  const Vec logit_scale = load<Vec>(amx.scratch.logit_scale + block.first);
+  const int32_t rows = smaller(amx.work.num_rows - block.first, kRowBlock);
+  if (operands.non_finite_keys != 0) rescore_non_finite(amx.work, operands, block.first, rows, scores);
+  if (!amx.transform) return logit_scale * splat(kLog2E);
+  finish_logits(amx.work, operands.tile, block.first, rows, logit_scale, scores);
+  return splat(1.0f);
+}
+
+/// row_max after the tile; true if acc must be rescaled.
+FOLIO_INLINE bool update_row_max(const AmxWork& amx, const TileOperands& operands, Vec logit_scale, float* scores,
+                                 RowBlockState& block) {
+  block.max = update_block_row_max(amx.work, operands, block.mask, block.first, logit_scale, scores);
+  round_large_logits(block.max, scores);
+  block.max.raised &= block.rows;
+  block.max_is_known = true;
+  return block.max.raised != 0;
 }
 
 /// Masks kRowBlocks row blocks; false if nothing is visible to them.
@@ -114,22 +122,18 @@ FOLIO_INLINE bool mask_row_blocks(const WorkTileParams& work, const TileOperands
   bool any = false;
   for (int s = 0; s < kRowBlocks; ++s) {
     const int32_t first = r + s * kRowBlock;
-    blocks[s].mask = row_block_mask(operands, first, smaller(work.num_rows - first, kRowBlock));
+    const int32_t rows = smaller(work.num_rows - first, kRowBlock);
+    blocks[s].mask = row_block_mask(operands, first, rows);
+    blocks[s].first = first;
+    blocks[s].rows = static_cast<__mmask16>(bit_range(0, rows));
     any |= blocks[s].mask.any;
   }
   return any;
 }
 
-template <int kRowBlocks>
-FOLIO_INLINE void rescale_acc(const WorkTileParams& work, int32_t r, const RowBlockState* blocks) {
-  for (int s = 0; s < kRowBlocks; ++s) {
-    rescale_acc_rows(work, r + s * kRowBlock, blocks[s].max.raised, blocks[s].max.rescale);
-  }
-}
-
 FOLIO_INLINE const unsigned char* packed_q(const AmxWork& amx, int32_t r) {
-  return reinterpret_cast<const unsigned char*>(amx.work.scratch.q) +
-         int64_t{r / kRowBlock} * amx.qk_steps * kTileBytes;
+  return reinterpret_cast<const unsigned char*>(amx.work.scratch.reordered_q) +
+         int64_t{r / kRowBlock} * amx.steps.q_tiles() * kTileBytes;
 }
 
 /// One batch for kRowBlocks row blocks from row r on: GEMM0, softmax, GEMM1, one after the other.
@@ -141,16 +145,21 @@ static void consume_row_blocks(const AmxWork& amx, const TileBatch& batch, int32
     const TileOperands& operands = batch.tiles[i];
     RowBlockState blocks[kRowBlocks];
     if (!mask_row_blocks<kRowBlocks>(work, operands, r, blocks)) continue;
-    gemm_qk<Tiles, kRowBlocks>(packed_q(amx, r), amx.qk_steps, operands, amx.scratch.scores, pipeline);
+    gemm_qk<Tiles, kRowBlocks>(packed_q(amx, r), amx.steps, operands, amx.scratch.scores, pipeline);
     pipeline.consumer_release_k();
-    if (update_row_max<kRowBlocks>(amx, operands, r, amx.scratch.scores, blocks)) {
-      gemm_pv<Tiles, kRowBlocks>(work, r, pending, pipeline);
-      rescale_acc<kRowBlocks>(work, r, blocks);
-    }
-    uint16_t* const p = amx.scratch.p + i * 2 * kRowBlockP;
+    uint16_t* const p = amx.scratch.p + i * amx.terms * kTermP;
     for (int s = 0; s < kRowBlocks; ++s) {
-      exponentiate_row_block(amx, operands, blocks[s].mask, r + s * kRowBlock, blocks[s].max,
-                             amx.scratch.scores + s * kTileTokens * kRowBlock, p + s * kRowBlockP, pipeline);
+      float* const scores = amx.scratch.scores + s * kBlockScores;
+      const Vec logit_scale = finish_scores(amx, operands, blocks[s], scores);
+      if (update_row_max(amx, operands, logit_scale, scores, blocks[s])) {
+        gemm_pv<Tiles, kRowBlocks>(work, r, pending, pipeline);
+        rescale_acc_rows(work, blocks[s].first, blocks[s].max.raised, blocks[s].max.rescale);
+      }
+    }
+    for (int s = 0; s < kRowBlocks; ++s) {
+      const TileSum sum = exponentiate_row_block(amx, operands, blocks[s], amx.scratch.scores + s * kBlockScores,
+                                                 p + s * kRowBlockP, pipeline);
+      add_to_row_sum(work, blocks[s].first, blocks[s].max, sum);
     }
     pending.tiles[pending.count] = &operands;
     pending.p[pending.count++] = p;
@@ -158,12 +167,13 @@ static void consume_row_blocks(const AmxWork& amx, const TileBatch& batch, int32
   gemm_pv<Tiles, kRowBlocks>(work, r, pending, pipeline);
 }
 
-/// The same for a pair of row blocks, but GEMM0 of the next tile is computed during a tile's softmax. A row's numbers
-/// go through the same operations in the same order.
+/// The same for a pair of row blocks, but GEMM0 of the next tile is computed during a tile's softmax, and a tile that
+/// all rows of a row block see is exponentiated before its maximum is known. Where row_max turns out to rise, the tile
+/// is exponentiated again. A row's numbers go through the same operations in the same order.
 template <class Tiles>
 static void consume_row_block_pair(const AmxWork& amx, const TileBatch& batch, int32_t r) {
   constexpr int kRowBlocks = 2;
-  constexpr int32_t kBuffer = kRowBlocks * kTileTokens * kRowBlock;
+  constexpr int32_t kBuffer = kRowBlocks * kBlockScores;
   const WorkTileParams& work = amx.work;
   const unsigned char* const q = packed_q(amx, r);
   NoPrefetch no_prefetch;
@@ -174,27 +184,49 @@ static void consume_row_block_pair(const AmxWork& amx, const TileBatch& batch, i
   };
   int32_t i = next_visible(0, blocks[0]);
   if (i >= batch.count) return;
-  gemm_qk<Tiles, kRowBlocks>(q, amx.qk_steps, batch.tiles[i], amx.scratch.scores, no_prefetch);
+  gemm_qk<Tiles, kRowBlocks>(q, amx.steps, batch.tiles[i], amx.scratch.scores, no_prefetch);
   PendingPv pending;
   for (int buffer_index = 0; i < batch.count; buffer_index ^= 1) {
     const TileOperands& operands = batch.tiles[i];
-    uint16_t* const p = amx.scratch.p + i * kRowBlocks * kRowBlockP;
+    uint16_t* const p = amx.scratch.p + i * amx.terms * kTermP;
     float* const scores = amx.scratch.scores + buffer_index * kBuffer;
     GemmOverlap<Tiles> overlap;
-    if (update_row_max<kRowBlocks>(amx, operands, r, scores, blocks[buffer_index])) {
+    const auto find_row_max = [&](int s, Vec logit_scale) __attribute__((always_inline)) {
+      RowBlockState& block = blocks[buffer_index][s];
+      if (!update_row_max(amx, operands, logit_scale, scores + s * kBlockScores, block)) return false;
       gemm_pv<Tiles, kRowBlocks>(work, r, pending, no_prefetch);
-      rescale_acc<kRowBlocks>(work, r, blocks[buffer_index]);
+      rescale_acc_rows(work, block.first, block.max.raised, block.max.rescale);
+      return true;
+    };
+    for (int s = 0; s < kRowBlocks; ++s) {
+      RowBlockState& block = blocks[buffer_index][s];
+      const Vec logit_scale = finish_scores(amx, operands, block, scores + s * kBlockScores);
+      const float* const row_max = work.state.row_max + block.first;
+      block.max_is_known = block.mask.masked || !has_row_max(row_max, block.rows);
+      if (block.max_is_known) {
+        find_row_max(s, logit_scale);
+      } else {
+        block.max = keep_row_max(row_max, logit_scale);
+      }
     }
     i = next_visible(i + 1, blocks[buffer_index ^ 1]);
     if (i < batch.count) {
-      overlap.begin(q, amx.qk_steps, batch.tiles[i], amx.scratch.scores + (buffer_index ^ 1) * kBuffer);
+      overlap.begin(q, amx.steps, batch.tiles[i], amx.scratch.scores + (buffer_index ^ 1) * kBuffer);
     }
+    TileSum sums[kRowBlocks];
     for (int s = 0; s < kRowBlocks; ++s) {
-      exponentiate_row_block(amx, operands, blocks[buffer_index][s].mask, r + s * kRowBlock,
-                             blocks[buffer_index][s].max, scores + s * kTileTokens * kRowBlock, p + s * kRowBlockP,
-                             overlap);
+      sums[s] = exponentiate_row_block(amx, operands, blocks[buffer_index][s], scores + s * kBlockScores,
+                                       p + s * kRowBlockP, overlap);
     }
     overlap.drain();
+    for (int s = 0; s < kRowBlocks; ++s) {
+      const RowBlockState& block = blocks[buffer_index][s];
+      if (!block.max_is_known && !keeps_row_max(sums[s], block.rows) && find_row_max(s, block.max.logit_scale)) {
+        sums[s] =
+            exponentiate_row_block(amx, operands, block, scores + s * kBlockScores, p + s * kRowBlockP, no_prefetch);
+      }
+      add_to_row_sum(work, block.first, block.max, sums[s]);
+    }
     pending.tiles[pending.count] = &operands;
     pending.p[pending.count++] = p;
   }
@@ -269,12 +301,13 @@ static void mainloop_decode_fp8(const AmxWork& amx, const VisibleRange& range, T
   }
 }
 
-/// Many rows (prefill): batches of kBatchTiles KV tiles, which all pairs of row blocks take in turn.
+/// Many rows (prefill, MLA): batches of KV tiles, which all pairs of row blocks take in turn.
 template <class Tiles>
 static void mainloop_prefill(const AmxWork& amx, const VisibleRange& range, TileBatch* batches) {
+  const int32_t tiles = batch_tiles(amx.work.head_dim_qk, amx.work.head_dim_v, amx.terms);
   int32_t first = amx.work.kv.kv_begin / kTileTokens * kTileTokens;
   for (;;) {
-    first = find_batch(amx.work, range, first, kBatchTiles, batches[0]);
+    first = find_batch(amx.work, range, first, tiles, batches[0]);
     if (batches[0].count == 0) return;
     produce_batch(amx, batches[0]);
     consume_many_rows<Tiles>(amx, batches[0]);
@@ -307,11 +340,11 @@ static void mainloop_amx(const WorkTileParams* heads, int32_t num_heads) noexcep
 }
 
 static void load_q_amx(const WorkTileParams& work) noexcept {
-  pack_q(work, reinterpret_cast<unsigned char*>(work.scratch.q));
+  pack_q(work, reinterpret_cast<unsigned char*>(work.scratch.reordered_q));
 }
 
-static size_t scratch_bytes_amx(int32_t tile_rows, int32_t head_dim_qk, int32_t head_dim_v) noexcept {
-  return carve_amx_scratch(nullptr, tile_rows, head_dim_qk, head_dim_v).bytes;
+static size_t scratch_bytes_amx(int32_t tile_rows, int32_t head_dim_qk, int32_t head_dim_v, DType q) noexcept {
+  return carve_amx_scratch(nullptr, tile_rows, head_dim_qk, head_dim_v, num_terms(q)).bytes;
 }
 
 }  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

@@ -28,7 +28,7 @@ static inline bool find_tile(const WorkTileParams& work, const VisibleRange& ran
   const KvOperand& kv = work.kv;
   for (; first < kv.kv_end; first += kTileTokens) {
     const KvTile part{first, larger(kv.kv_begin - first, 0), smaller(kv.kv_end - first, kTileTokens)};
-    operands.non_finite = 0;
+    operands.non_finite = operands.non_finite_keys = 0;
     if (!range.masked && range.begin <= first + part.begin && first + part.end <= range.end) {
       operands.tile = part;
       operands.uniform = true;

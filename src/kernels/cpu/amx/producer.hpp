@@ -4,21 +4,25 @@
 #include "kernels/cpu/common/convert.hpp"
 
 /// Makes the operands of tile loads ready. K and V are loaded straight from the cache where 16 keys or 16 pairs of
-/// values lie in one page and are whole tile rows of bfloat16. Else they are packed into scratch memory. A packed copy
-/// has zeros for tokens outside the work tile, and for non-finite values that some row must not attend to: 0 * NaN
-/// would be NaN.
+/// values lie in one page and are whole tile rows of bfloat16. Else they are packed into scratch memory, float16 as two
+/// bfloat16 terms. A packed copy has zeros for tokens outside the work tile, and for non-finite values that some row
+/// must not attend to: 0 * NaN would be NaN.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 FOLIO_INLINE bool holds_fp8(const KvOperand& kv) {
-  return kv.dtype != DType::kBFloat16;
+  return kv.dtype == DType::kFloat8E4M3 || kv.dtype == DType::kFloat8E5M2;
+}
+
+FOLIO_INLINE bool holds_float16(const KvOperand& kv) {
+  return kv.dtype == DType::kFloat16;
 }
 
 FOLIO_INLINE int32_t element_bytes(const KvOperand& kv) {
   return holds_fp8(kv) ? 1 : kBf16Bytes;
 }
 
-/// Element `i` of a row as bfloat16.
-FOLIO_INLINE uint16_t bfloat16_element(const KvOperand& kv, const unsigned char* from, int32_t i) {
+/// Element `i` of a row: fp8 as bfloat16, 16-bit types as stored.
+FOLIO_INLINE uint16_t element16(const KvOperand& kv, const unsigned char* from, int32_t i) {
   if (!holds_fp8(kv)) return load<uint16_t>(from + i * kBf16Bytes);
   const Fp8Table& table = kv.dtype == DType::kFloat8E4M3 ? kE4M3Table : kE5M2Table;
   const uint32_t fp8 = from[i];
@@ -49,7 +53,7 @@ static inline void upcast_fp8_row(const unsigned char* from, int32_t n, unsigned
   }
 }
 
-/// n elements of a row (a multiple of 8) as bfloat16, and zeros up to the next whole line of 32.
+/// n elements of a row (a multiple of 8) as element16 has them, and zeros up to the next whole line of 32.
 static inline void copy_elements(const KvOperand& kv, const unsigned char* from, int32_t n, unsigned char* to) {
   if (kv.dtype == DType::kFloat8E4M3) {
     upcast_fp8_row<DType::kFloat8E4M3>(from, n, to);
@@ -90,18 +94,62 @@ FOLIO_INLINE bool in_one_page(const KvOperand& kv, int32_t local, int32_t count)
   return kv.pages != nullptr && local / kv.page_size == (local + count - 1) / kv.page_size;
 }
 
-static inline void pack_k(const WorkTileParams& work, int32_t first, int32_t begin, int32_t end, unsigned char* copy) {
-  const int32_t stride = rounded_up(work.head_dim_qk, kMmaDims) * kBf16Bytes;
+/// Pairs of float16 as pairs of bfloat16 whose sums they are, exactly: a float16 has 11 significant bits, `high` the
+/// first 8 of them and `low` the others. Of NaN and infinity `low` is 0. Float16's exponents fit bfloat16's.
+FOLIO_INLINE void split_pairs(IntVec pairs, IntVec& high, IntVec& low) {
+  const Vec even = upcast_float16(low_halves(pairs));
+  const Vec odd = upcast_float16(low_halves(pairs >> 16));
+  const IntVec upper = splat_int(-65536);
+  const Vec even_rest = even - from_bits(bits(even) & upper);  // NaN of infinity
+  const Vec odd_rest = odd - from_bits(bits(odd) & upper);
+  const __mmask16 even_finite = _mm512_cmp_ps_mask(even_rest, even_rest, _CMP_ORD_Q);
+  const __mmask16 odd_finite = _mm512_cmp_ps_mask(odd_rest, odd_rest, _CMP_ORD_Q);
+  const IntVec even_low = bits(Vec(_mm512_maskz_mov_ps(even_finite, even_rest)));
+  const IntVec odd_low = bits(Vec(_mm512_maskz_mov_ps(odd_finite, odd_rest)));
+  const auto joined = [&](IntVec e, IntVec o) __attribute__((always_inline)) {
+    return reinterpret_cast<IntVec>(_mm512_maskz_srli_epi32(0xffff, reinterpret_cast<__m512i>(e), 16)) | (o & upper);
+  };
+  high = joined(bits(even), bits(odd));
+  low = joined(even_low, odd_low);
+}
+
+/// NaN and infinity among 32 bfloat16.
+FOLIO_INLINE __mmask32 non_finite_elements(__m512i values) {
+  const __m512i exponent = _mm512_set1_epi16(0x7f80);
+  return _mm512_cmpeq_epi16_mask(_mm512_and_si512(values, exponent), exponent);
+}
+
+/// Splits `bytes` of float16 (whole lines): high terms in place, low ones `to_low` bytes further on. Returns whether
+/// there are NaN or infinities.
+static inline bool split_lines(unsigned char* at, int64_t bytes, int64_t to_low) {
+  __mmask32 non_finite = 0;
+  for (unsigned char* const end = at + bytes; at < end; at += 64) {
+    IntVec high;
+    IntVec low;
+    split_pairs(load<IntVec>(at), high, low);
+    store(at, high);
+    store(at + to_low, low);
+    non_finite |= non_finite_elements(reinterpret_cast<__m512i>(high));
+  }
+  return non_finite != 0;
+}
+
+/// A packed key: the row, or of float16 the row of its high terms and then that of its low ones.
+static inline void pack_k(const WorkTileParams& work, int32_t begin, int32_t end, int64_t stride,
+                          TileOperands& operands) {
   for (int32_t t = begin; t < end; ++t) {
-    copy_elements(work.kv, key_at(work.kv, first + t), work.head_dim_qk, copy + t * stride);
+    unsigned char* const copy = operands.k_buffer + t * stride;
+    copy_elements(work.kv, key_at(work.kv, operands.tile.first + t), work.head_dim_qk, copy);
+    if (!holds_float16(work.kv)) continue;
+    if (split_lines(copy, stride / 2, stride / 2)) operands.non_finite_keys |= uint64_t{1} << t;
   }
 }
 
 /// Masked keys need neither a copy nor zeros: nobody reads their scores.
 static inline void produce_k(const WorkTileParams& work, TileOperands& operands) {
   const KvOperand& kv = work.kv;
-  const bool whole_rows = work.head_dim_qk % kMmaDims == 0 && !holds_fp8(kv);
-  const int64_t copy_stride = int64_t{rounded_up(work.head_dim_qk, kMmaDims)} * kBf16Bytes;
+  const bool whole_rows = work.head_dim_qk % kMmaDims == 0 && kv.dtype == DType::kBFloat16;
+  const int64_t copy_stride = int64_t{num_terms(work.q_dtype)} * rounded_up(work.head_dim_qk, kMmaDims) * kBf16Bytes;
   TileSource some{};
   for (int32_t g = 0; g < kTileTokens / kGroupTokens; ++g) {
     const int32_t first = g * kGroupTokens;
@@ -114,7 +162,7 @@ static inline void produce_k(const WorkTileParams& work, TileOperands& operands)
     if (whole_rows && (kv.pages == nullptr ? all : in_one_page(kv, local, kGroupTokens))) {
       operands.keys[g] = {key_at(kv, local), kv.k_token};
     } else {
-      pack_k(work, operands.tile.first, begin, end, operands.k_buffer);
+      pack_k(work, begin, end, copy_stride, operands);
       operands.keys[g] = {operands.k_buffer + first * copy_stride, copy_stride};
     }
     some = operands.keys[g];
@@ -187,7 +235,7 @@ FOLIO_INLINE void interleave_rows(const KvOperand& kv, const unsigned char* even
 static inline void copy_half_of_pair(const KvOperand& kv, const unsigned char* from, int32_t odd, int32_t dim,
                                      unsigned char* to) {
   for (int32_t d = 0; d < rounded_up(dim, kDimTile); ++d) {
-    const uint32_t value = d < dim ? bfloat16_element(kv, from, 2 * d + odd) : 0u;
+    const uint32_t value = d < dim ? element16(kv, from, 2 * d + odd) : 0u;
     store(to + 4 * d, value << (16 * odd));
   }
 }
@@ -216,13 +264,12 @@ static inline void pack_v(const WorkTileParams& work, int32_t first, int32_t beg
 /// Replaces NaN and infinity in a packed copy of 16 pairs by zeros. Returns a bit for each token that had any.
 static inline uint32_t zero_non_finite(const WorkTileParams& work, unsigned char* copy) {
   const int32_t words = rounded_up(work.head_dim_v, kDimTile);
-  const __m512i exponent = _mm512_set1_epi16(0x7f80);
   uint32_t tokens = 0;
   for (int32_t pair = 0; pair < kHalfTokens / 2; ++pair) {
     for (int32_t d = 0; d < words; d += kDimTile) {
       unsigned char* const at = copy + (pair * words + d) * 2 * kBf16Bytes;
       const __m512i value = load<__m512i>(at);
-      const __mmask32 non_finite = _mm512_cmpeq_epi16_mask(_mm512_and_si512(value, exponent), exponent);
+      const __mmask32 non_finite = non_finite_elements(value);
       if (non_finite == 0) continue;
       store(at, _mm512_mask_mov_epi16(value, non_finite, _mm512_setzero_si512()));
       if ((non_finite & 0x55555555u) != 0) tokens |= uint32_t{1} << (2 * pair);
@@ -233,15 +280,18 @@ static inline uint32_t zero_non_finite(const WorkTileParams& work, unsigned char
 }
 
 static inline bool has_non_finite(const WorkTileParams& work, const TileSource& rows) {
-  const __m512i exponent = _mm512_set1_epi16(0x7f80);
   __mmask32 non_finite = 0;
   for (int32_t pair = 0; pair < kHalfTokens / 2; ++pair) {
     for (int32_t d = 0; d < work.head_dim_v; d += kDimTile) {
-      const __m512i value = load<__m512i>(rows.at + pair * rows.stride + d * 2 * kBf16Bytes);
-      non_finite |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(value, exponent), exponent);
+      non_finite |= non_finite_elements(load<__m512i>(rows.at + pair * rows.stride + d * 2 * kBf16Bytes));
     }
   }
   return non_finite != 0;
+}
+
+/// From the high terms of a tile's float16 V to the low ones.
+FOLIO_INLINE int64_t low_value_bytes(int32_t head_dim_v) {
+  return int64_t{kTileTokens} * rounded_up(head_dim_v, kDimTile) * kBf16Bytes;
 }
 
 static inline void produce_v(const WorkTileParams& work, TileOperands& operands) {
@@ -255,7 +305,7 @@ static inline void produce_v(const WorkTileParams& work, TileOperands& operands)
     if (begin >= end) continue;
     const int32_t local = operands.tile.first + first;
     unsigned char* const copy = operands.v_buffer + first / 2 * copy_stride;
-    const bool direct = kv.packed_v && !holds_fp8(kv) && work.head_dim_v % kDimTile == 0 &&
+    const bool direct = kv.packed_v && kv.dtype == DType::kBFloat16 && work.head_dim_v % kDimTile == 0 &&
                         end - begin == kHalfTokens && in_one_page(kv, local, kHalfTokens);
     if (direct) {
       operands.values[h] = {value_at(kv, local), kv.v_token};
@@ -263,7 +313,11 @@ static inline void produce_v(const WorkTileParams& work, TileOperands& operands)
     }
     pack_v(work, local, begin - first, end - first, copy);
     operands.values[h] = {copy, copy_stride};
-    if (!operands.uniform) operands.non_finite |= uint64_t{zero_non_finite(work, copy)} << first;
+    // Float16: also where every row sees the token. An infinity times the low term of a p would add up to NaN.
+    const bool split = holds_float16(kv);
+    const bool any =
+        split ? split_lines(copy, kHalfTokens / 2 * copy_stride, low_value_bytes(work.head_dim_v)) : !operands.uniform;
+    if (any) operands.non_finite |= uint64_t{zero_non_finite(work, copy)} << first;
   }
 }
 
@@ -299,10 +353,12 @@ FOLIO_INLINE void transpose(IntVec* r) {
   }
 }
 
-/// Packs Q as the right operand of GEMM0: [row block][MMA step][dim / 2][row][2] (VNNI layout), with zeros for missing
-/// rows and dimensions.
+/// Packs Q as the right operand of GEMM0: [row block][term][32 dims][dim / 2][row][2] (VNNI layout), with zeros for
+/// missing rows and dimensions.
 static inline void pack_q(const WorkTileParams& work, unsigned char* packed) {
-  for (int32_t r = 0; r < work.num_rows; r += kRowBlock) {
+  const bool split = work.q_dtype == DType::kFloat16;
+  const int64_t term_bytes = int64_t{rounded_up(work.head_dim_qk, kMmaDims)} / kMmaDims * kTileBytes;
+  for (int32_t r = 0; r < work.num_rows; r += kRowBlock, packed += split ? term_bytes : 0) {
     for (int32_t d = 0; d < work.head_dim_qk; d += kMmaDims, packed += kTileBytes) {
       const int32_t dims = smaller(work.head_dim_qk - d, kMmaDims);
       const auto taken = static_cast<__mmask32>(bit_range(0, dims));
@@ -313,6 +369,12 @@ static inline void pack_q(const WorkTileParams& work, unsigned char* packed) {
         if (r + i < work.num_rows) {
           words[i] = reinterpret_cast<IntVec>(_mm512_maskz_loadu_epi16(taken, work.rows[r + i].q + d * kBf16Bytes));
         }
+      }
+      if (split) {
+        IntVec low[kRowBlock];
+        for (int i = 0; i < kRowBlock; ++i) split_pairs(words[i], words[i], low[i]);
+        transpose(low);
+        for (int i = 0; i < kRowBlock; ++i) store(packed + term_bytes + i * 64, low[i]);
       }
       transpose(words);
 #pragma GCC unroll 16

@@ -21,8 +21,8 @@ namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 /// 2^x for x <= 128, 0 in lanes that `lanes` leaves out: relative error below 2^-22.5, exactly 1 at 0, exactly 0 below
 /// -126.5; NaN stays. As exp2_nonpositive (vec.hpp), with a polynomial of degree 5 (2^-23.3 before rounding, fitted in
-/// the same way), and the exponent's bias added with the constant that rounds.
-FOLIO_INLINE Vec exp2_lanes(Vec x, __mmask16 lanes) {
+/// the same way), and the exponent's bias added with the constant that rounds. `biased_exponent`: that sum's bits.
+FOLIO_INLINE Vec exp2_lanes(Vec x, __mmask16 lanes, IntVec& biased_exponent) {
   x = max_or_second(splat(-127.0f), x);
   const Vec magic = splat(12582912.0f + 127.0f);
   const Vec shifted = x + magic;
@@ -33,12 +33,26 @@ FOLIO_INLINE Vec exp2_lanes(Vec x, __mmask16 lanes) {
   y = multiply_add(y, fraction, splat(0x1.ebf9bcp-3f));
   y = multiply_add(y, fraction, splat(0x1.62e42ap-1f));
   y = multiply_add(y, fraction, splat(1.0f));
-  return _mm512_maskz_mul_ps(lanes, y, from_bits(bits(shifted) << 23));
+  biased_exponent = bits(shifted);
+  return _mm512_maskz_mul_ps(lanes, y, from_bits(biased_exponent << 23));
 }
+
+FOLIO_INLINE Vec exp2_lanes(Vec x, __mmask16 lanes) {
+  IntVec unused;
+  return exp2_lanes(x, lanes, unused);
+}
+
+/// From here on, a biased exponent's bits are those of an x above 128 or of a NaN: 8 bits do not hold it.
+inline constexpr int32_t kBiasedExponentEnd = 0x4b400100;
 
 /// Integer sums that may wrap around, as the bits of a NaN do.
 FOLIO_INLINE IntVec wrapping_sum(IntVec a, IntVec b) {
   return reinterpret_cast<IntVec>(_mm512_add_epi32(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+}
+
+FOLIO_INLINE IntVec or_of(IntVec a, IntVec b, IntVec c) {
+  return reinterpret_cast<IntVec>(_mm512_ternarylogic_epi32(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b),
+                                                            reinterpret_cast<__m512i>(c), 0xfe));
 }
 
 /// Rounds both vectors to bfloat16, ties upwards: `even` into the low halves of the lanes, `odd` into the high ones. A
@@ -84,13 +98,24 @@ static inline void finish_logits(const WorkTileParams& work, const KvTile& tile,
   }
 }
 
-/// row_max of a row block after a KV tile.
+/// Scores and row_max of a row block in a KV tile.
 struct RowBlockMax {
   Vec logit_scale;   ///< factor that the scores still need
   Vec row_max;       ///< 0 where no token has been visible yet
   Vec rescale;       ///< factor of row_sum and acc
   __mmask16 raised;  ///< rows whose row_max moved: rescale is not 1
 };
+
+/// Whether all rows have a row_max that a tile may be tried with before its maximum is known.
+FOLIO_INLINE bool has_row_max(const float* row_max, __mmask16 rows) {
+  const Vec magnitude = from_bits(bits(load<Vec>(row_max)) & splat_int(0x7fffffff));
+  return (rows & ~_mm512_cmp_ps_mask(magnitude, splat(kMaxFusedRowMax), _CMP_LE_OQ)) == 0;
+}
+
+/// row_max as it stands.
+FOLIO_INLINE RowBlockMax keep_row_max(const float* row_max, Vec logit_scale) {
+  return {logit_scale, load<Vec>(row_max), splat(1.0f), 0};
+}
 
 /// Lazy rescaling: row_max moves only when the tile's maximum exceeds it by more than kRescaleThreshold.
 static inline RowBlockMax update_block_row_max(const WorkTileParams& work, const TileOperands& operands,
@@ -137,20 +162,44 @@ FOLIO_INLINE void round_large_logits(RowBlockMax& max, float* scores) {
   max.logit_scale = _mm512_mask_mov_ps(max.logit_scale, large, splat(1.0f));
 }
 
-/// p[half][row][token] = exp2(logit - row_max) * value scale in bfloat16, 0 for masked tokens; halves that no row of
-/// the work tile attends to are left out. Adds the unrounded float32 exponentials to row_sum.
-template <bool kMasked, bool kScaled, class Pipeline>
-static void exponentiate(const WorkTileParams& work, const TileOperands& operands, const RowBlockMask& mask, int32_t r,
-                         const RowBlockMax& max, const float* scores, const float* value_scales, uint16_t* p,
-                         Pipeline& pipeline) {
+/// What a KV tile adds to row_sum: the unrounded float32 exponentials.
+struct TileSum {
+  Vec sum;
+  IntVec biased_exponents;  ///< of all tokens, or'ed
+};
+
+/// Up to this sum, no logit exceeded row_max by kRescaleThreshold: 2^7.78, less than 2^kRescaleThreshold by more than
+/// what logits below kMaxFusedRowMax and their rounded products differ by.
+inline constexpr float kMaxKeptSum = 220.0f;
+
+/// False if a logit of some row may exceed row_max by more than kRescaleThreshold.
+FOLIO_INLINE bool keeps_row_max(const TileSum& tile, __mmask16 rows) {
+  const __mmask16 small = _mm512_cmp_ps_mask(tile.sum, splat(kMaxKeptSum), _CMP_LE_OQ);
+  const __mmask16 valid = _mm512_cmpgt_epi32_mask(reinterpret_cast<__m512i>(splat_int(kBiasedExponentEnd)),
+                                                  reinterpret_cast<__m512i>(tile.biased_exponents));
+  return (rows & ~(small & valid)) == 0;
+}
+
+/// What pack_bfloat16 leaves of a number.
+FOLIO_INLINE Vec rest_of_bfloat16(Vec value) {
+  return value - from_bits(wrapping_sum(bits(value), splat_int(0x8000)) & splat_int(-65536));
+}
+
+/// p[term][row block][half][row][token] = exp2(logit - row_max) * value scale in bfloat16, 0 for masked tokens; halves
+/// that no row of the work tile attends to are left out. kTerms 2: the low term is what rounding left, rounded itself.
+template <bool kMasked, bool kScaled, int kTerms, class Pipeline>
+static TileSum exponentiate(const TileOperands& operands, const RowBlockMask& mask, const RowBlockMax& max,
+                            const float* scores, const float* value_scales, uint16_t* p, Pipeline& pipeline) {
   const Vec value_scale = kScaled ? load<Vec>(value_scales) : splat(1.0f);
   const Vec base = -max.row_max;
   Vec even_sum{};
   Vec odd_sum{};
+  IntVec biased_exponents{};
   for (int32_t h = 0; h < kTileTokens / kHalfTokens; ++h) {
     if (operands.values[h].at == nullptr) continue;
     const float* const from = scores + h * kHalfTokens * kRowBlock;
     IntVec pairs[kHalfTokens / 2];
+    IntVec low_pairs[kHalfTokens / 2];
 #pragma GCC unroll 16
     for (int j = 0; j < kHalfTokens / 2; ++j) {
       const int32_t t = h * kHalfTokens + 2 * j;
@@ -158,8 +207,11 @@ static void exponentiate(const WorkTileParams& work, const TileOperands& operand
       const __mmask16 visible_odd = kMasked ? visible_lanes(mask, t + 1) : __mmask16{0xffff};
       Vec even = multiply_add(load<Vec>(from + 2 * j * kRowBlock), max.logit_scale, base);
       Vec odd = multiply_add(load<Vec>(from + (2 * j + 1) * kRowBlock), max.logit_scale, base);
-      even = exp2_lanes(even, visible_even);
-      odd = exp2_lanes(odd, visible_odd);
+      IntVec even_exponent;
+      IntVec odd_exponent;
+      even = exp2_lanes(even, visible_even, even_exponent);
+      odd = exp2_lanes(odd, visible_odd, odd_exponent);
+      if constexpr (!kMasked) biased_exponents = or_of(biased_exponents, even_exponent, odd_exponent);
       even_sum += even;
       odd_sum += odd;
       if constexpr (kScaled) {
@@ -167,13 +219,23 @@ static void exponentiate(const WorkTileParams& work, const TileOperands& operand
         odd *= value_scale;
       }
       pairs[j] = pack_bfloat16(even, odd);
+      if constexpr (kTerms == 2) low_pairs[j] = pack_bfloat16(rest_of_bfloat16(even), rest_of_bfloat16(odd));
       pipeline.at_softmax_step();
     }
     transpose(pairs);
 #pragma GCC unroll 16
     for (int i = 0; i < kRowBlock; ++i) store(p + (h * kRowBlock + i) * kHalfTokens, pairs[i]);
+    if constexpr (kTerms == 2) {
+      transpose(low_pairs);
+#pragma GCC unroll 16
+      for (int i = 0; i < kRowBlock; ++i) store(p + kTermP + (h * kRowBlock + i) * kHalfTokens, low_pairs[i]);
+    }
   }
-  const Vec sum = multiply_add(load<Vec>(work.state.row_sum + r), max.rescale, even_sum + odd_sum);
+  return {even_sum + odd_sum, biased_exponents};
+}
+
+FOLIO_INLINE void add_to_row_sum(const WorkTileParams& work, int32_t r, const RowBlockMax& max, const TileSum& tile) {
+  const Vec sum = multiply_add(load<Vec>(work.state.row_sum + r), max.rescale, tile.sum);
   store(work.state.row_sum + r, sum);
   // All visible scores NaN: the state must not look empty.
   const Vec row_max = load<Vec>(work.state.row_max + r);

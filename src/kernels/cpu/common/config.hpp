@@ -129,7 +129,7 @@ struct Collective {
   void (*combine_states)(float* row_max, float* row_sum, float* acc, float other_max, float other_sum,
                          const float* other_acc, int32_t n) noexcept;
   /// Scratch bytes beyond the common ones, for work tiles of up to `tile_rows` rows; null = none.
-  size_t (*scratch_bytes)(int32_t tile_rows, int32_t head_dim_qk, int32_t head_dim_v) noexcept = nullptr;
+  size_t (*scratch_bytes)(int32_t tile_rows, int32_t head_dim_qk, int32_t head_dim_v, DType q) noexcept = nullptr;
   /// Epilogue of a row: stores acc[n] * factor, with no -0, as `dtype`; false if it does not know the dtype. Null:
   /// knows none.
   bool (*store_row)(const float* acc, float factor, DType dtype, int32_t n, void* to) noexcept = nullptr;

@@ -99,7 +99,7 @@ size_t scratch_bytes(const AttentionConfig& config, const scheduler::TileShape& 
 size_t collective_scratch_bytes(const Collective& collective, const AttentionConfig& config,
                                 const scheduler::TileShape& tile) {
   if (collective.scratch_bytes == nullptr) return 0;
-  return collective.scratch_bytes(tile.rows, config.head_dim_qk, config.head_dim_v);
+  return collective.scratch_bytes(tile.rows, config.head_dim_qk, config.head_dim_v, config.q);
 }
 
 int32_t padded(int32_t value, int32_t to) {
