@@ -3,6 +3,8 @@
 
 #include <array>
 #include <cmath>
+#include <limits>
+#include <string>
 
 #include "attention/int8_cache_test_util.hpp"
 #include "core/expect_refused_test_util.hpp"
@@ -35,9 +37,11 @@ struct OneDecode {
     args.out = TensorView(out.data(), DType::kFloat32, {1, 4, kDim});
     args.segments = segments;
   }
-  AttentionOp run() {
+  AttentionOp run(const std::string& kernel = {}) {
     const Context context = Context::cpu();
-    AttentionOp op = prepare(context, config);
+    PrepareOptions options;
+    options.force_kernel = kernel;
+    AttentionOp op = prepare(context, config, options);
     PlanBuffer buffer = make_plan_buffer(op);
     const AttentionPlan made = plan(op, batch, buffer);
     core::AlignedBuffer memory(workspace_size(made), core::AlignedBuffer::kWorkspaceAlignment);
@@ -77,6 +81,11 @@ struct Written {
   std::vector<int64_t> slots = std::vector<int64_t>(OneDecode::kKeys);
 };
 
+/// The kernels that take int8 caches.
+bool takes_int8(const std::string& kernel) {
+  return kernel.starts_with("generic") || kernel == "avx2";
+}
+
 /// Attention over what was written is the oracle's over the stored numbers. Scales of the segment multiply besides.
 TEST(Int8Attention, IsAttendedTo) {
   for (const Int8Layout layout : {Int8Layout::kNhd, Int8Layout::kHnd, Int8Layout::kPacked, Int8Layout::kInline}) {
@@ -87,10 +96,41 @@ TEST(Int8Attention, IsAttendedTo) {
     decode.segments[0].k_scale.value = 0.5f;
     decode.segments[0].v_scale.value = 3.0f;
     const AttentionOp op = decode.run();
-    EXPECT_TRUE(op.kernel_name().starts_with("generic")) << op.kernel_name();
+    EXPECT_TRUE(takes_int8(op.kernel_name())) << op.kernel_name();
     EXPECT_EQ(op.config().ragged_kv, DType::kFloat32);
     const std::vector<double> expected = decode.oracle(op.config());
     for (size_t i = 0; i < expected.size(); ++i) ASSERT_NEAR(decode.out[i], expected[i], 1e-4) << i;
+  }
+}
+
+/// Scales of masked tokens may be anything, also between tokens that are visible.
+TEST(Int8Attention, ScalesOfMaskedTokensDoNotMatter) {
+  Written w;
+  Int8Pool pool(Int8Layout::kHnd, OneDecode::kPages, OneDecode::kPage, 2, OneDecode::kDim, OneDecode::kDim);
+  write_kv_cache(Context::cpu(), write_args(w.k, w.v, w.slots, pool));
+  OneDecode decode(pool.view, DType::kInt8, w.q);
+  decode.config.mask = MaskKind::kCustom;
+  std::vector<uint8_t> bits(OneDecode::kKeys / 8);
+  for (size_t key = 0; key < OneDecode::kKeys; ++key) {
+    if (key % 3 != 1) bits[key / 8] = static_cast<uint8_t>(bits[key / 8] | 1u << key % 8);
+  }
+  decode.args.custom_mask = bits.data();
+  decode.args.custom_mask_bytes = static_cast<int64_t>(bits.size());
+  const std::vector<double> expected = decode.oracle(decode.config);
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    for (const TokenScales& scales : {pool.view.k_token_scales, pool.view.v_token_scales}) {
+      for (int64_t key = 1; key < OneDecode::kKeys; key += 3) {
+        for (int64_t head = 0; head < 2; ++head) {
+          const KvStrides& s = scales.strides;
+          scales.data[key / OneDecode::kPage * s.page + key % OneDecode::kPage * s.token + head * s.head] = bad;
+        }
+      }
+    }
+    for (const KernelAnswer& answer : explain(Context::cpu(), decode.config)) {
+      if (!answer.refusal.empty()) continue;
+      decode.run(answer.name);
+      for (size_t i = 0; i < expected.size(); ++i) ASSERT_NEAR(decode.out[i], expected[i], 1e-4) << answer.name;
+    }
   }
 }
 
@@ -104,7 +144,7 @@ TEST(Int8Attention, PreparesForCachesAlone) {
   const Context context = Context::cpu();
   EXPECT_NO_THROW(prepare(context, config));
   for (const KernelAnswer& answer : explain(context, config)) {
-    EXPECT_EQ(answer.refusal.empty(), answer.available && answer.name.starts_with("generic")) << answer.name;
+    EXPECT_EQ(answer.refusal.empty(), answer.available && takes_int8(answer.name)) << answer.name;
     EXPECT_TRUE(!answer.available || answer.refusal.empty() || answer.refusal.find("kv is int8") == 0)
         << answer.refusal;
   }
