@@ -47,7 +47,8 @@ plant(rule, "scales-of-writes-ignored", ATTENTION + "cache_args.cc", "  return c
 rule = "int8 caches"
 CPU_COMMON = "src/kernels/cpu/common/"
 plant(rule, "masked-tokens-take-their-scale", CPU_COMMON + "token_scales.hpp",
-      "select(lanes_of_bits(static_cast<uint32_t>(visible >> i)), scaled, Vec{})", "scaled")
+      "select(lanes_of_bits(static_cast<uint32_t>(visible >> i)), scaled, Vec{})",
+      "select(lanes_of_bits(static_cast<uint32_t>(visible | ~visible)), scaled, Vec{})")
 plant(rule, "scales-of-the-first-page", CPU_COMMON + "producer.hpp", "copy_token_scales(kv, kv.pages[number], slot",
       "copy_token_scales(kv, kv.pages[0], slot")
 plant(rule, "values-scaled-as-keys", CPU_COMMON + "scheduler.cc", "kv.v_scales = v.data +", "kv.v_scales = k.data +")
