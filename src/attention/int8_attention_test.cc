@@ -83,7 +83,7 @@ struct Written {
 
 /// The kernels that take int8 caches.
 bool takes_int8(const std::string& kernel) {
-  return kernel.starts_with("generic") || kernel == "avx2";
+  return kernel != "amx";
 }
 
 /// Attention over what was written is the oracle's over the stored numbers. Scales of the segment multiply besides.

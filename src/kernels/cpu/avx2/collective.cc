@@ -7,7 +7,6 @@ namespace folio::inline v0::kernels::avx2 {
 const cpu::Collective kCollective{.load_q = cpu::FOLIO_ISA::load_q,
                                   .mainloop = cpu::FOLIO_ISA::mainloop,
                                   .combine_states = cpu::FOLIO_ISA::combine_states,
-                                  .takes_int8 = true,
                                   .min_rows_of_heads = 1};
 
 }  // namespace folio::inline v0::kernels::avx2

@@ -48,8 +48,8 @@ static void mainloop(const WorkTileParams* heads, int32_t num_heads) noexcept {
     case DType::kBFloat16: mainloop_for<DType::kBFloat16>(heads, num_heads); break;
     case DType::kFloat8E4M3: mainloop_for<DType::kFloat8E4M3>(heads, num_heads); break;
     case DType::kFloat8E5M2: mainloop_for<DType::kFloat8E5M2>(heads, num_heads); break;
+    case DType::kInt8: mainloop_for<DType::kInt8>(heads, num_heads); break;
     case DType::kFloat4E2M1x2:
-    case DType::kInt8:
     case DType::kUnset: break;
   }
 }

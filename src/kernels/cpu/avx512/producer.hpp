@@ -50,6 +50,18 @@ FOLIO_INLINE __m512i load_bytes(const unsigned char* from, int32_t bytes) {
   return _mm512_maskz_loadu_epi8(~uint64_t{0} >> (64 - bytes), from);
 }
 
+/// `bytes` of 16 from `from` on, then zeros. Nothing beyond them is read.
+FOLIO_INLINE __m128i load_sixteen(const unsigned char* from, int32_t bytes) {
+  if (bytes >= 16) return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  if (bytes <= 0) return _mm_setzero_si128();
+  return _mm_maskz_loadu_epi8(static_cast<__mmask16>(0xffff >> (16 - bytes)), from);
+}
+
+/// Sixteen int8 as the bits of floats.
+FOLIO_INLINE __m512i upcast_int8_lanes(__m128i stored) {
+  return _mm512_castps_si512(_mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, stored)));
+}
+
 FOLIO_INLINE __m256i half_line(const unsigned char* from) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
 }
@@ -79,6 +91,11 @@ FOLIO_INLINE constexpr int key_component(int i) {
 template <DType kType, bool kDot, bool kPart>
 FOLIO_INLINE void load_key(const Upcaster<kType>& upcaster, const unsigned char* from, int32_t count, __m512i* vecs) {
   const int32_t bytes = kPart ? count * static_cast<int32_t>(element_bytes(kType)) : 128;
+  if constexpr (kType == DType::kInt8) {
+    vecs[0] = upcast_int8_lanes(load_sixteen(from, kPart ? count : 16));
+    vecs[1] = upcast_int8_lanes(load_sixteen(from + 16, kPart ? count - 16 : 16));
+    return;
+  }
   const __m512i line = load_bytes(from, bytes);
   if constexpr (kType == DType::kFloat32) {
     vecs[0] = line;
@@ -176,6 +193,13 @@ FOLIO_INLINE void load_value_pairs(const Upcaster<kType>& upcaster, const unsign
   } else {
 #pragma GCC unroll 2
     for (int c = 0; c < kUnitVecs; ++c) {
+      if constexpr (kType == DType::kInt8) {
+        const __m512i line = load_bytes(from + 32 * c, kPart ? smaller(2 * count - 32 * c, 32) : 32);
+        const __m512i words = _mm512_maskz_cvtepu16_epi32(0xffff, _mm512_castsi512_si256(line));
+        even[c] = _mm512_maskz_cvtepi32_ps(0xffff, _mm512_srai_epi32(_mm512_slli_epi32(words, 24), 24));
+        odd[c] = _mm512_maskz_cvtepi32_ps(0xffff, _mm512_srai_epi32(_mm512_slli_epi32(words, 16), 24));
+        continue;
+      }
       const __m512i line = load_bytes(from + 64 * c, kPart ? 4 * count - 64 * c : 64);
       if constexpr (kType == DType::kBFloat16) {
         even[c] = even_words(line);

@@ -137,8 +137,6 @@ struct Collective {
   bool applies_rope = false;
   /// Whether it takes KvOperand::ds_mla.
   bool decodes_ds_mla = false;
-  /// Whether it takes DType::kInt8 with KvOperand::k_scales and v_scales.
-  bool takes_int8 = false;
   /// The mainloop takes several heads, KV tile by KV tile, one head after the other. That is faster for work tiles of
   /// at least so many rows; 0 = it takes one.
   int32_t min_rows_of_heads = 0;

@@ -41,21 +41,18 @@ class Carver {
 
 }  // namespace
 
-std::string refusal(const AttentionConfig& config, bool applies_rope, bool decodes_ds_mla, bool takes_int8) {
+std::string refusal(const AttentionConfig& config, bool applies_rope, bool decodes_ds_mla) {
   std::string why = refuse_head_dim("head_dim_qk", config.head_dim_qk, kMaxHeadDimQk);
   if (why.empty()) why = refuse_head_dim("head_dim_v", config.head_dim_v, kMaxHeadDimV);
   if (!why.empty()) return why;
   if (!is_wide_float(config.q) && !is_fp8(config.q)) {
     return core::message("q is ", config.q, "; kernels here take float32, float16, bfloat16, fp8_e4m3 and fp8_e5m2");
   }
-  if (config.kv == DType::kInt8 && !takes_int8) {
-    return "kv is int8; this kernel takes float32, float16, bfloat16, fp8_e4m3 and fp8_e5m2; avx2 and the "
-           "generic kernels take int8";
-  }
   for (const auto& [name, kv] : {std::pair{"kv", config.kv}, {"ragged_kv", config.ragged_kv}}) {
     const bool int8_cache = kv == DType::kInt8 && name == std::string_view("kv");
     if (!is_wide_float(kv) && !is_fp8(kv) && !int8_cache) {
-      return core::message(name, " is ", kv, "; kernels here take float32, float16, bfloat16, fp8_e4m3 and fp8_e5m2");
+      return core::message(name, " is ", kv, "; kernels here take float32, float16, bfloat16, fp8_e4m3 and fp8_e5m2",
+                           name == std::string_view("kv") ? ", and int8" : "");
     }
   }
   if (!is_wide_float(config.out) && !is_fp8(config.out) && config.out != DType::kFloat4E2M1x2) {

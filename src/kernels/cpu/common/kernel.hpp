@@ -16,8 +16,7 @@
 namespace folio::inline v0::kernels::cpu {
 
 /// Empty if the common loop takes the configuration with a collective of these properties.
-std::string refusal(const AttentionConfig& config, bool applies_rope, bool decodes_ds_mla = false,
-                    bool takes_int8 = false);
+std::string refusal(const AttentionConfig& config, bool applies_rope, bool decodes_ds_mla = false);
 scheduler::TileShape tile(const AttentionConfig& config);
 size_t scratch_bytes(const AttentionConfig& config, const scheduler::TileShape& shape);
 
@@ -65,7 +64,7 @@ AttentionKernel attention_kernel(const char* name, std::string (*unavailable)(co
           .unavailable = unavailable,
           .refusal =
               [](const AttentionConfig& config) {
-                return refusal(config, kCollective.applies_rope, kCollective.decodes_ds_mla, kCollective.takes_int8);
+                return refusal(config, kCollective.applies_rope, kCollective.decodes_ds_mla);
               },
           .tile = tile,
           .scratch_bytes = scratch_bytes,
