@@ -1,5 +1,7 @@
 #pragma once
 
+#include <type_traits>
+
 #include "folio/types/dtype.hpp"
 #include "kernels/cpu/common/vec.hpp"
 
@@ -60,15 +62,24 @@ FOLIO_INLINE constexpr int64_t element_bytes(DType dtype) {
   return dtype == DType::kFloat32 ? 4 : dtype == DType::kFloat16 || dtype == DType::kBFloat16 ? 2 : 1;
 }
 
-/// kLanes elements from `data` on.
-template <DType kType>
-FOLIO_INLINE Vec load_elements(const unsigned char* data) {
-  if constexpr (kType == DType::kFloat32) return load<Vec>(data);
-  if constexpr (kType == DType::kFloat16) return upcast_float16(load<HalfVec>(data));
-  if constexpr (kType == DType::kBFloat16) return upcast_bfloat16(load<HalfVec>(data));
-  if constexpr (kType == DType::kFloat8E4M3) return upcast_fp8_e4m3(load<ByteVec>(data));
-  if constexpr (kType == DType::kFloat8E5M2) return upcast_fp8_e5m2(load<ByteVec>(data));
-  if constexpr (kType == DType::kInt8) return upcast_int8(load<ByteVec>(data));
+FOLIO_INLINE constexpr bool is_fp8_type(DType dtype) {
+  return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2;
+}
+
+/// A register of elements from `data` on: kLanes of them as floats, or bfloat16 as they are (PairVec).
+template <DType kType, typename Register = Vec>
+FOLIO_INLINE Register load_elements(const unsigned char* data) {
+  if constexpr (std::is_same_v<Register, PairVec>) {
+    static_assert(kType == DType::kBFloat16);
+    return load<PairVec>(data);
+  } else {
+    if constexpr (kType == DType::kFloat32) return load<Vec>(data);
+    if constexpr (kType == DType::kFloat16) return upcast_float16(load<HalfVec>(data));
+    if constexpr (kType == DType::kBFloat16) return upcast_bfloat16(load<HalfVec>(data));
+    if constexpr (kType == DType::kFloat8E4M3) return upcast_fp8_e4m3(load<ByteVec>(data));
+    if constexpr (kType == DType::kFloat8E5M2) return upcast_fp8_e5m2(load<ByteVec>(data));
+    if constexpr (kType == DType::kInt8) return upcast_int8(load<ByteVec>(data));
+  }
 }
 
 /// `count` < kLanes elements, then zeros. Reads nothing beyond them.
