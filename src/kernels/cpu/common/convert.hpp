@@ -82,12 +82,12 @@ FOLIO_INLINE Register load_elements(const unsigned char* data) {
   }
 }
 
-/// `count` < kLanes elements, then zeros. Reads nothing beyond them.
-template <DType kType>
-FOLIO_INLINE Vec load_some(const unsigned char* data, int32_t count) {
+/// The same of only `count` elements, then zeros. Reads nothing beyond them.
+template <DType kType, typename Register = Vec>
+FOLIO_INLINE Register load_some(const unsigned char* data, int32_t count) {
   unsigned char padded[4 * kLanes] = {};
   __builtin_memcpy(padded, data, static_cast<size_t>(count * element_bytes(kType)));
-  return load_elements<kType>(padded);
+  return load_elements<kType, Register>(padded);
 }
 
 /// One token of kLanes pairs: element 2 * i + kOdd of `data` in lane i. For 16-bit types a pair is one 32-bit word.

@@ -61,24 +61,25 @@ __attribute__((noinline)) static void qk_block_from_cache(const WorkTileParams& 
   constexpr int kTokens = kScoreTokens<kRows>;
   const int32_t whole = work.head_dim_qk / kLanes * kLanes;
   const int32_t padded = (work.head_dim_qk + kLanes - 1) / kLanes * kLanes;
-  const QueryRows<Register> q = query_rows<Register>(work);
   for (int32_t t = 0; t < kTileTokens; t += kTokens) {
     for (int32_t j = 0; j < kTokens; ++j) prefetch.issue(t + j);
     const unsigned char* const* const rows = k_rows + t;
+    const QueryRows<Register> q = query_rows<Register>(work, r);
     float* const scores = work.scratch.p + r * kTileTokens + t;
     if (std::is_same_v<Register, PairVec> || whole == padded) {  // head dimensions are multiples of 8
       qk_block<kRows, Register>(
-          q.data + r * q.stride, q.stride, padded,
+          q.data, q.stride, padded,
           [&](int j, int32_t d) __attribute__((always_inline)) {
             return load_elements<kType, Register>(rows[j] + d * element_bytes(kType));
           },
           scores);
     } else {
-      qk_block<kRows, Vec>(
-          work.scratch.q + r * work.qk_stride, work.qk_stride, padded,
+      qk_block<kRows, Register>(
+          q.data, q.stride, padded,
           [&](int j, int32_t d) __attribute__((always_inline)) {
             const unsigned char* const at = rows[j] + d * element_bytes(kType);
-            return d < whole ? load_elements<kType>(at) : load_some<kType>(at, work.head_dim_qk - d);
+            return d < whole ? load_elements<kType, Register>(at)
+                             : load_some<kType, Register>(at, work.head_dim_qk - d);
           },
           scores);
     }

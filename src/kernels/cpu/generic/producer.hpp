@@ -85,7 +85,7 @@ static inline void rotate(const WorkTileParams& work, int64_t position, float* v
   }
 }
 
-/// Q as GEMM0 reads it.
+/// Rows of Q as GEMM0 reads them.
 template <typename Register>
 struct QueryRows {
   const float* data;
@@ -97,12 +97,18 @@ struct QueryRows<PairVec> {
   int32_t stride;
 };
 
+/// Row r of Q as bfloat16.
+FOLIO_INLINE uint16_t* q_pairs(const WorkTileParams& work, int32_t r) {
+  return reinterpret_cast<uint16_t*>(work.scratch.reordered_q + r * work.scratch.reordered_stride);
+}
+
+/// From row r on.
 template <typename Register>
-FOLIO_INLINE QueryRows<Register> query_rows(const WorkTileParams& work) {
+FOLIO_INLINE QueryRows<Register> query_rows(const WorkTileParams& work, int32_t r) {
   if constexpr (std::is_same_v<Register, PairVec>) {
-    return {reinterpret_cast<const uint16_t*>(work.scratch.reordered_q), 2 * work.scratch.reordered_stride};
+    return {q_pairs(work, r), 2 * work.scratch.reordered_stride};
   } else {
-    return {work.scratch.q, work.qk_stride};
+    return {work.scratch.q + r * work.qk_stride, work.qk_stride};
   }
 }
 
@@ -110,7 +116,7 @@ FOLIO_INLINE QueryRows<Register> query_rows(const WorkTileParams& work) {
 static inline void store_q_pairs(const WorkTileParams& work) {
   for (int32_t r = 0; r < padded_rows(work.num_rows); ++r) {
     const float* const q = work.scratch.q + r * work.qk_stride;
-    auto* const pairs = reinterpret_cast<uint16_t*>(work.scratch.reordered_q + r * work.scratch.reordered_stride);
+    uint16_t* const pairs = q_pairs(work, r);
     for (int32_t d = 0; d < work.qk_stride; d += kLanes) store(pairs + d, low_halves(bits(load<Vec>(q + d)) >> 16));
   }
 }
