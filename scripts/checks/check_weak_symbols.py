@@ -17,9 +17,9 @@ import sys
 
 from sources import ROOT, report
 
-# Flags that let the compiler use instructions which not every x86-64 has.
+# Flags that let the compiler use instructions which not every x86-64 or AArch64 CPU has.
 ISA_FLAG = re.compile(r"^-m(arch=|avx|sse[34]|sse4|fma|f16c|bmi|amx|popcnt|lzcnt|movbe)")
-ISA_NAME = re.compile(r"\b(x86_64_)?(v[234])\b|_v[234]\b|\b(\w+_)?(avx2|avx512\w*|amx\w*)\b", re.IGNORECASE)
+ISA_NAME = re.compile(r"\b(x86_64_)?(v[234])\b|_v[234]\b|\b(\w+_)?(avx2|avx512\w*|amx\w*|neon\w+)\b", re.IGNORECASE)
 
 
 def object_of(entry):

@@ -121,7 +121,8 @@ double matrix_rate(const Context& context, double seconds) {
 
 double product_rate(const Context& context, std::string_view kernel, double seconds) {
   if (kernel.starts_with("amx")) return matrix_rate(context, seconds);
-  const bool float32 = kernel.starts_with("generic") || kernel == "avx2" || kernel == "avx512";
+  const bool generic = kernel.starts_with("generic") && kernel != "generic-bf16";
+  const bool float32 = generic || kernel == "avx2" || kernel == "avx512";
   return float32 ? multiply_rate(context, seconds) : 0.0;
 }
 

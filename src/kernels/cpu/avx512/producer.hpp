@@ -8,10 +8,6 @@
 /// its float, so a register of them becomes two registers of floats by one shift and one mask.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
-FOLIO_INLINE constexpr bool is_fp8_type(DType dtype) {
-  return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2;
-}
-
 /// Keeps a value in a register. Compilers would load it again for each instruction that uses it, and Zen 4 loads only
 /// one register of 64 bytes a cycle.
 template <typename Value>

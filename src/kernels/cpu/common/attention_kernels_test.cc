@@ -163,5 +163,19 @@ TEST_P(CpuKernels, SayWhatTheyRefuseAndWhatTheyTake) {
   expect(refusal([](AttentionConfig& c) { c.q = DType::kInt8; }), "q is int8", "fp8_e5m2");
 }
 
+#if defined(__aarch64__)
+TEST(KernelsOfAArch64, Bf16_WhereTheCpuHasBfdot_IsPreferredToTheBaseline) {
+  const std::span<const AttentionKernel* const> all = cpu_attention_kernels();
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_STREQ(all[0]->name, "generic-bf16");
+  EXPECT_STREQ(all[1]->name, "generic");
+  platform::CpuFeatures features;
+  EXPECT_NE(all[0]->unavailable(features).find("FEAT_BF16"), std::string::npos);
+  EXPECT_EQ(all[1]->unavailable(features), "");
+  features.bf16 = true;
+  EXPECT_EQ(all[0]->unavailable(features), "");
+}
+#endif
+
 }  // namespace
 }  // namespace folio::inline v0::kernels

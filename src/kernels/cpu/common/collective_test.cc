@@ -26,7 +26,9 @@ struct Named {
   const char* name;
   const Collective* collective;
   bool available;
-  bool flushes_subnormals = false;  ///< takes bfloat16 below 2^-126 for zero, as VDPBF16PS does
+  // What takes bfloat16 below 2^-126 for zero, as VDPBF16PS and BFDOT do.
+  bool flushes_keys = false;
+  bool flushes_values = false;
 };
 
 std::vector<Named> every_collective() {
@@ -37,7 +39,9 @@ std::vector<Named> every_collective() {
   const bool vbmi = platform::cpu_features().x86_64_v4() && platform::cpu_features().avx512vbmi;
   all.push_back({"avx2", &avx2::kCollective, platform::cpu_features().x86_64_v3()});
   all.push_back({"avx512", &avx512::kCollective, vbmi});
-  all.push_back({"avx512_bf16", &avx512::kBf16Collective, vbmi && platform::cpu_features().avx512_bf16, true});
+  all.push_back({"avx512_bf16", &avx512::kBf16Collective, vbmi && platform::cpu_features().avx512_bf16, true, true});
+#elif defined(__aarch64__)
+  all.push_back({"neon_bf16", &generic::kBf16Collective, platform::cpu_features().bf16, true});
 #endif
   return all;
 }
@@ -124,7 +128,7 @@ void check_all_codes(const Named& named, DType dtype, bool pairs) {
     one.run(collective);
     for (uint32_t d = 0; d < dim; ++d) {
       float want = load_as_float(one.v.data(), dtype, pairs ? 2 * d : d);
-      if (named.flushes_subnormals && dtype == DType::kBFloat16 && std::fabs(want) < 0x1p-126f) want = 0.0f;
+      if (named.flushes_values && dtype == DType::kBFloat16 && std::fabs(want) < 0x1p-126f) want = 0.0f;
       expect_same(one.work.state.acc[d], want, first + d);
     }
     for (uint32_t d = 0; d < dim; ++d) {
@@ -169,6 +173,31 @@ TEST_P(CollectiveTest, Upcast_EveryStoredValue_IsExact) {
       SCOPED_TRACE(std::string(to_string(dtype)) + (pairs ? " in pairs" : ""));
       check_all_codes(GetParam(), dtype, pairs);
     }
+  }
+}
+
+/// A score of one product, 2^-127 times 2^127, says which instruction made it.
+void check_subnormal_score(const Named& named, DType q, bool with_rope) {
+  OneKey one(8, DType::kBFloat16, false);
+  one.q.resize(8 * sizeof(float));
+  one.scratch.rows[0].q = one.q.data();
+  one.work.q_dtype = q;
+  std::vector<double> frequencies(static_cast<size_t>(padded(4, kDimPadding)), 0.0);  // angles of 0
+  if (with_rope) one.work.rope = frequencies.data();
+  const uint16_t subnormal = 0x0040;
+  const uint16_t large = 0x7f00;
+  // As float32, 2^-127 is the bfloat16 with zeros below it.
+  std::memcpy(one.q.data() + (q == DType::kFloat32 ? 2 : 0), &subnormal, sizeof(subnormal));
+  std::memcpy(one.k.data(), &large, sizeof(large));
+  one.run(*named.collective);
+  const bool zero = named.flushes_keys && q == DType::kBFloat16 && !with_rope;
+  EXPECT_FLOAT_EQ(*one.work.state.row_max, zero ? 0.0f : kLog2E) << to_string(q) << (with_rope ? ", rotated" : "");
+}
+
+TEST_P(CollectiveTest, Score_SubnormalBFloat16_IsZeroOnlyByProductsOfPairs) {
+  for (const DType q : {DType::kBFloat16, DType::kFloat32}) {
+    check_subnormal_score(GetParam(), q, false);
+    if (collective().applies_rope) check_subnormal_score(GetParam(), q, true);
   }
 }
 

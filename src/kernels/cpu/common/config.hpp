@@ -79,7 +79,7 @@ struct SoftmaxState {
 /// Scratch memory for a work tile; carve_scratch (kernel.hpp) lays it out.
 struct TileScratch {
   float* q = nullptr;            ///< [rows, qk_stride]
-  float* reordered_q = nullptr;  ///< [rows, reordered_stride]: components in the order of the collective's K loads
+  float* reordered_q = nullptr;  ///< [rows, reordered_stride]: components in the order and the type of its K loads
   int32_t reordered_stride = 0;  ///< head_dim_qk, padded to kReorderPadding
   float* k = nullptr;            ///< [kUpcastKeys, reordered_stride]
   float* v = nullptr;            ///< [kTileTokens, v_stride]

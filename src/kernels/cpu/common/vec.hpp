@@ -51,6 +51,7 @@ using Vec = float __attribute__((vector_size(4 * FOLIO_VEC_LANES)));
 using IntVec = int32_t __attribute__((vector_size(4 * FOLIO_VEC_LANES)));
 using HalfVec = uint16_t __attribute__((vector_size(2 * FOLIO_VEC_LANES)));
 using ByteVec = uint8_t __attribute__((vector_size(FOLIO_VEC_LANES)));
+using PairVec = uint16_t __attribute__((vector_size(4 * FOLIO_VEC_LANES)));  ///< two bfloat16 in each lane
 using Quad = float __attribute__((vector_size(16)));
 
 template <typename Result>
@@ -165,6 +166,17 @@ FOLIO_INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
   return a * b + c;
 #endif
 }
+
+#if defined(FOLIO_VEC_NEON) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+inline constexpr bool kMultipliesPairs = true;
+/// Each lane of c plus its two products of bfloat16, by BFDOT: products are exact, their sum and then the sum with c
+/// are rounded to odd, denormals are taken as 0 and flushed to 0 (unless FPCR.EBF is set).
+FOLIO_INLINE Vec multiply_add(PairVec a, PairVec b, Vec c) {
+  return vbfdotq_f32(c, reinterpret_cast<bfloat16x8_t>(a), reinterpret_cast<bfloat16x8_t>(b));
+}
+#else
+inline constexpr bool kMultipliesPairs = false;
+#endif
 
 /// The larger; `b` where either is NaN.
 FOLIO_INLINE Vec max_or_second(Vec a, Vec b) {

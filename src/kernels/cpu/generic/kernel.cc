@@ -18,6 +18,10 @@ std::string needs_v3(const platform::CpuFeatures& features) {
 std::string needs_v4(const platform::CpuFeatures& features) {
   return features.x86_64_v4() ? "" : "the CPU or the OS lacks x86-64-v4 (AVX-512 F, BW, DQ, VL)";
 }
+#elif defined(__aarch64__)
+std::string needs_bf16(const platform::CpuFeatures& features) {
+  return features.bf16 ? "" : "the CPU or the OS lacks FEAT_BF16 (BFDOT)";
+}
 #endif
 
 }  // namespace
@@ -29,6 +33,10 @@ std::span<const AttentionKernel* const> attention_kernels() {
   static const AttentionKernel v3 = cpu::attention_kernel<kV3Collective>("generic-v3", needs_v3, KvFormat::kStrided);
   static const AttentionKernel v4 = cpu::attention_kernel<kV4Collective>("generic-v4", needs_v4, KvFormat::kStrided);
   static const std::array<const AttentionKernel*, 3> all{&v4, &v3, &baseline};
+#elif defined(__aarch64__)
+  static const AttentionKernel bf16 =
+      cpu::attention_kernel<kBf16Collective>("generic-bf16", needs_bf16, KvFormat::kStrided);
+  static const std::array<const AttentionKernel*, 2> all{&bf16, &baseline};
 #else
   static const std::array<const AttentionKernel*, 1> all{&baseline};
 #endif
