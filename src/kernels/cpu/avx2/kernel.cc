@@ -11,7 +11,7 @@ std::string needs_v3(const platform::CpuFeatures& features) {
 }  // namespace
 
 const AttentionKernel& attention_kernel() {
-  static const AttentionKernel kernel = cpu::attention_kernel<kCollective>("avx2", needs_v3, KvFormat::kStrided);
+  static const AttentionKernel kernel = cpu::attention_kernel<kCollective>("avx2", needs_v3, KvFormat::kCpuPacked);
   return kernel;
 }
 
