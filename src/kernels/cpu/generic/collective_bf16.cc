@@ -9,7 +9,6 @@ const cpu::Collective kBf16Collective{.load_q = cpu::FOLIO_ISA::load_rotated_q,
                                       .combine_states = cpu::FOLIO_ISA::combine_states,
                                       .applies_rope = true,
                                       .decodes_ds_mla = true,
-                                      .takes_int8 = true,
                                       .min_rows_of_heads = 1};
 
 }  // namespace folio::inline v0::kernels::generic
