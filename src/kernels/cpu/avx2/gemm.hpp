@@ -168,7 +168,7 @@ FOLIO_INLINE void gemm_qk(const WorkTileParams& work, const unsigned char* const
   if (work.num_rows > kMostDirectRows<kType>) return qk_from_upcast<kType>(work, k, prefetch);
   int32_t r = 0;
   Prefetch once = prefetch;
-  if constexpr (kMostDirectRows < kType >> 2) {
+  if constexpr (!is_byte_type(kType)) {
     for (; work.num_rows - r > 2; r += 4, once = {}) qk_block_from_cache<kType, 4>(work, r, k, once);
   }
   if (work.num_rows - r == 2) qk_block_from_cache<kType, 2>(work, r, k, once);
@@ -275,7 +275,7 @@ FOLIO_INLINE void pv_from_cache(const WorkTileParams& work, const LocatedTile& l
   const TokenSpan span{located.tile.begin, located.tile.end};
   int32_t r = 0;
   Prefetch once = prefetch;
-  if constexpr (kMostDirectRows < kType >> 2) {
+  if constexpr (!is_byte_type(kType)) {
     for (; work.num_rows - r >= 4; r += 4, once = {}) pv_rows_from_cache<kType, kPairs, 4>(work, r, v, span, once);
     if (work.num_rows - r == 3) pv_rows_from_cache<kType, kPairs, 3>(work, r, v, span, once);
   }

@@ -81,6 +81,10 @@ std::string refusal(const AttentionConfig& config, bool applies_rope, bool decod
   return {};
 }
 
+std::string needs_v3(const platform::CpuFeatures& features) {
+  return features.x86_64_v3() ? "" : "the CPU or the OS lacks x86-64-v3 (AVX2, FMA, F16C, BMI2)";
+}
+
 /// Rows such that queries, accumulators and a converted tile stay within a megabyte of cache.
 scheduler::TileShape tile(const AttentionConfig& config) {
   return {.rows = config.head_dim_qk + config.head_dim_v <= 512 ? 64 : 32,

@@ -17,6 +17,8 @@ namespace folio::inline v0::kernels::cpu {
 
 /// Empty if the common loop takes the configuration with a collective of these properties.
 std::string refusal(const AttentionConfig& config, bool applies_rope, bool decodes_ds_mla = false);
+/// AttentionKernel::unavailable of kernels for x86-64-v3.
+std::string needs_v3(const platform::CpuFeatures& features);
 scheduler::TileShape tile(const AttentionConfig& config);
 size_t scratch_bytes(const AttentionConfig& config, const scheduler::TileShape& shape);
 

@@ -12,9 +12,6 @@ std::string always_available(const platform::CpuFeatures&) {
 }
 
 #if defined(__x86_64__)
-std::string needs_v3(const platform::CpuFeatures& features) {
-  return features.x86_64_v3() ? "" : "the CPU or the OS lacks x86-64-v3 (AVX2, FMA, F16C, BMI2)";
-}
 std::string needs_v4(const platform::CpuFeatures& features) {
   return features.x86_64_v4() ? "" : "the CPU or the OS lacks x86-64-v4 (AVX-512 F, BW, DQ, VL)";
 }
@@ -30,7 +27,8 @@ std::span<const AttentionKernel* const> attention_kernels() {
   static const AttentionKernel baseline =
       cpu::attention_kernel<kBaselineCollective>("generic", always_available, KvFormat::kStrided);
 #if defined(__x86_64__)
-  static const AttentionKernel v3 = cpu::attention_kernel<kV3Collective>("generic-v3", needs_v3, KvFormat::kStrided);
+  static const AttentionKernel v3 =
+      cpu::attention_kernel<kV3Collective>("generic-v3", cpu::needs_v3, KvFormat::kStrided);
   static const AttentionKernel v4 = cpu::attention_kernel<kV4Collective>("generic-v4", needs_v4, KvFormat::kStrided);
   static const std::array<const AttentionKernel*, 3> all{&v4, &v3, &baseline};
 #elif defined(__aarch64__)
