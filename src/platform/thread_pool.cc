@@ -110,7 +110,7 @@ void ThreadPool::stop() noexcept {
   }
   stopping_.store(true);
   for (Asleep& asleep : asleep_) {
-    asleep.value.store(0);
+    asleep.value.exchange(0);
     asleep.value.notify_one();
   }
   for (std::thread& thread : threads_) thread.join();
@@ -150,8 +150,9 @@ void ThreadPool::open_region(int64_t n, ParallelBody body, void* context) noexce
   }
   next_to_wake_.store(1, std::memory_order_relaxed);
   // Sequentially consistent, as are a sleeper's count and its last look at the state: of the two, either the sleeper
-  // sees the open region or this thread, and those that join, see the sleeper.
-  state_.store(kOpen, std::memory_order_seq_cst);
+  // sees the open region or this thread, and those that join, see the sleeper. An exchange wherever a load must not pass
+  // the store before it: the same instruction on x86, and QEMU 7 lets `ldar` pass `stlr`, which hangs the tests for Arm.
+  state_.exchange(kOpen, std::memory_order_seq_cst);
   wake(kWokenByCaller);
 }
 
@@ -202,7 +203,7 @@ void ThreadPool::close_region() noexcept {
   if (all_left()) return;
   if (may_spin_ && spin_until(all_left)) return;
   while (true) {
-    caller_sleeps_.store(1, std::memory_order_seq_cst);
+    caller_sleeps_.exchange(1, std::memory_order_seq_cst);
     if (state_.load(std::memory_order_seq_cst) == 0) break;
     caller_sleeps_.wait(1, std::memory_order_seq_cst);
   }
@@ -225,7 +226,7 @@ void ThreadPool::leave() noexcept {
   }
   const bool last = (state & ~kOpen) == 1;
   if (last && caller_sleeps_.load(std::memory_order_seq_cst) != 0) {
-    caller_sleeps_.store(0, std::memory_order_seq_cst);
+    caller_sleeps_.exchange(0, std::memory_order_seq_cst);
     caller_sleeps_.notify_one();
   }
 }
@@ -238,7 +239,7 @@ bool ThreadPool::wait_for_region(int32_t thread) noexcept {
     std::atomic<uint32_t>& asleep = asleep_[static_cast<size_t>(thread)].value;
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     while (true) {
-      asleep.store(1, std::memory_order_seq_cst);
+      asleep.exchange(1, std::memory_order_seq_cst);
       if (wake_up(std::memory_order_seq_cst)) break;
       asleep.wait(1, std::memory_order_seq_cst);
     }
