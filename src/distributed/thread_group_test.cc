@@ -41,6 +41,9 @@ TEST_P(ThreadGroups, GatherExchangeAndSum) {
       std::copy_n(send.begin(), count, recv.begin() + static_cast<std::ptrdiff_t>(mine));
       group.all_gather(recv.data() + mine, recv.data(), count * sizeof(float));  // in place
       for (size_t i = 0; i < all; ++i) ASSERT_EQ(recv[i], value(static_cast<int32_t>(i / count), i % count));
+      std::fill(recv.begin(), recv.end(), -1.0f);
+      group.all_gather_host(send.data(), recv.data(), count * sizeof(float));
+      for (size_t i = 0; i < all; ++i) ASSERT_EQ(recv[i], value(static_cast<int32_t>(i / count), i % count));
 
       group.all_to_all(send.data(), recv.data(), count * sizeof(float));
       for (size_t i = 0; i < all; ++i) ASSERT_EQ(recv[i], value(static_cast<int32_t>(i / count), mine + i % count));

@@ -150,8 +150,9 @@ void ThreadPool::open_region(int64_t n, ParallelBody body, void* context) noexce
   }
   next_to_wake_.store(1, std::memory_order_relaxed);
   // Sequentially consistent, as are a sleeper's count and its last look at the state: of the two, either the sleeper
-  // sees the open region or this thread, and those that join, see the sleeper. An exchange wherever a load must not pass
-  // the store before it: the same instruction on x86, and QEMU 7 lets `ldar` pass `stlr`, which hangs the tests for Arm.
+  // sees the open region or this thread, and those that join, see the sleeper. An exchange wherever a load must not
+  // pass the store before it: the same instruction on x86, and QEMU 7 lets `ldar` pass `stlr`, which hangs the tests
+  // for Arm.
   state_.exchange(kOpen, std::memory_order_seq_cst);
   wake(kWokenByCaller);
 }

@@ -1,4 +1,5 @@
 // Combining partial results across ranks, and the operations of their group, in a GPU's memory and in the host's.
+#include <array>
 #include <cstring>
 #include <limits>
 
@@ -172,6 +173,10 @@ TEST_F(CudaTest, GroupsOverDeviceMemory) {
           group.all_reduce_sum(mine.reduced.at(on_gpu), kCount + 1, stream);
           group.reduce_scatter_sum(mine.send.at(on_gpu), mine.scattered.at(on_gpu), kCount, stream);
           group.barrier(stream);
+          const int32_t own_rank = group.rank();
+          std::array<int32_t, kWorld> all{};
+          group.all_gather_host(&own_rank, all.data(), sizeof(own_rank));
+          EXPECT_EQ(all, (std::array{0, 1, 2})) << "of host memory, on either device";
         },
         options_of(on_gpu));
   }

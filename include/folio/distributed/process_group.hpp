@@ -33,6 +33,9 @@ class FOLIO_API ProcessGroup {
   virtual int32_t size() const noexcept = 0;
   /// Where the operations' buffers lie.
   virtual Device device() const noexcept { return {}; }
+  /// True: an operation is enqueued on its stream and returns at once; the device waits for the other ranks, not the
+  /// host, and a graph may capture it. False: a call returns when its result is there.
+  virtual bool enqueues() const noexcept { return false; }
 
   /// recv [size * bytes]: rank i's `send` [bytes] at i * bytes. `send` may be this rank's part of `recv`.
   virtual void all_gather(const void* send, void* recv, size_t bytes, Stream stream = {}) = 0;
@@ -46,8 +49,16 @@ class FOLIO_API ProcessGroup {
   /// recv [count]: the sum over all ranks of part rank() of their `send` [size * count]. They lie apart.
   virtual void reduce_scatter_sum(const float* send, float* recv, size_t count, Stream stream = {}) = 0;
 
+  /// all_gather over host memory, whatever device() is: for a few bytes, once a step. Returns when the result is there.
+  /// The default serves groups over host memory; for others it throws kUnsupported.
+  virtual void all_gather_host(const void* send, void* recv, size_t bytes);
+
   /// Returns when every rank has called it.
   virtual void barrier(Stream stream = {}) = 0;
+
+  /// Throws kUnavailable if the group has failed. A group that enqueues fails after its calls have returned, so an
+  /// engine asks once a step. Waits for nothing.
+  virtual void check() {}
 
   /// Makes the group fail, for this rank and, where the group can reach them, for all others, also those that wait in
   /// an operation. For a rank that cannot go on: without it the others wait until their time is up. The first reason
