@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
+
+#include "core/error.hpp"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -62,6 +65,33 @@ constexpr std::array<NamedFeature, 28> kNames = {{
 
 // A member left out would leave a hole in the table or a feature without a name.
 static_assert(sizeof(CpuFeatures) == kNames.size() * sizeof(bool));
+
+/// Instruction sets, the newest first, each with the features that older ones lack.
+struct InstructionSet {
+  std::string_view name;
+  std::vector<bool CpuFeatures::*> adds;
+};
+
+const std::vector<InstructionSet>& instruction_sets() {
+  static const std::vector<InstructionSet> sets = {
+#if defined(__aarch64__)
+    {"bf16",
+     {&CpuFeatures::bf16, &CpuFeatures::i8mm, &CpuFeatures::asimddp, &CpuFeatures::asimdhp, &CpuFeatures::sve,
+      &CpuFeatures::sve2}},
+#else
+    {"amx", {&CpuFeatures::amx_tile, &CpuFeatures::amx_bf16, &CpuFeatures::amx_int8}},
+    {"avx512_bf16", {&CpuFeatures::avx512_bf16, &CpuFeatures::avx512_fp16}},
+    {"avx512",
+     {&CpuFeatures::avx512f, &CpuFeatures::avx512bw, &CpuFeatures::avx512cd, &CpuFeatures::avx512dq,
+      &CpuFeatures::avx512vl, &CpuFeatures::avx512vbmi, &CpuFeatures::avx512_vbmi2, &CpuFeatures::avx512_vnni}},
+    {"avx2",
+     {&CpuFeatures::avx, &CpuFeatures::avx2, &CpuFeatures::fma, &CpuFeatures::f16c, &CpuFeatures::bmi1,
+      &CpuFeatures::bmi2, &CpuFeatures::lzcnt, &CpuFeatures::movbe}},
+#endif
+    {"generic", {}},
+  };
+  return sets;
+}
 
 #if defined(__x86_64__)
 
@@ -172,8 +202,23 @@ CpuFeatures decode_hwcaps(uint64_t hwcap, uint64_t hwcap2) noexcept {
   return f;
 }
 
+CpuFeatures limited(const CpuFeatures& features, std::string_view isa) {
+  CpuFeatures left = features;
+  std::string names;
+  for (const InstructionSet& set : instruction_sets()) {
+    if (isa.empty() || isa == set.name) return left;
+    for (bool CpuFeatures::*const feature : set.adds) left.*feature = false;
+    names += (names.empty() ? "" : ", ") + std::string(set.name);
+  }
+  core::fail(ErrorCode::kInvalidArgument, "the environment variable FOLIO_MAX_CPU_ISA is '", isa, "'; it is one of ",
+             names);
+}
+
 const CpuFeatures& cpu_features() {
-  static const CpuFeatures features = detect();
+  static const CpuFeatures features = [] {
+    const char* const isa = std::getenv("FOLIO_MAX_CPU_ISA");
+    return limited(detect(), isa == nullptr ? "" : isa);
+  }();
   return features;
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace folio::inline v0::platform {
@@ -43,8 +44,12 @@ CpuFeatures decode(const CpuidLeaves& leaves, uint64_t xcr0, bool amx_granted) n
 /// Documentation/arm64/elf_hwcaps.rst.
 CpuFeatures decode_hwcaps(uint64_t hwcap, uint64_t hwcap2) noexcept;
 
-/// This process's features. Detected once, with the request for the AMX tile permission; thread-safe. None off x86-64
-/// and AArch64 Linux.
+/// The features without those beyond an instruction set: amx, avx512_bf16, avx512, avx2 or generic; on AArch64 bf16 or
+/// generic. Empty: all of them. Throws kInvalidArgument for other names.
+CpuFeatures limited(const CpuFeatures& features, std::string_view isa);
+
+/// This process's features, limited by the environment variable FOLIO_MAX_CPU_ISA. Detected once, with the request for
+/// the AMX tile permission; thread-safe. None off x86-64 and AArch64 Linux. Throws as `limited`.
 const CpuFeatures& cpu_features();
 
 /// Names of the features that are present, sorted.

@@ -8,10 +8,13 @@
 #include <string>
 #include <vector>
 
+#include "folio/types/error.hpp"
+
 namespace folio::platform {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 // Answers as machines of these families give them, reduced to the leaves that count.
@@ -124,6 +127,38 @@ TEST(DecodeCpuFeatures, LevelsNeedEachOfTheirFeatures) {
     f.*member = false;
     EXPECT_TRUE(f.x86_64_v3());
     EXPECT_FALSE(f.x86_64_v4());
+  }
+}
+
+#if defined(__x86_64__)
+TEST(LimitedCpuFeatures, ASetHidesWhatIsNewer) {
+  const CpuFeatures all = decode(kSapphireRapids, kXcr0Amx, true);
+  EXPECT_EQ(feature_names(limited(all, "")), feature_names(all));
+  EXPECT_EQ(feature_names(limited(all, "amx")), feature_names(all));
+  const CpuFeatures bf16 = limited(all, "avx512_bf16");
+  EXPECT_TRUE(bf16.avx512_bf16 && bf16.x86_64_v4());
+  EXPECT_FALSE(bf16.amx_tile || bf16.amx_bf16 || bf16.amx_int8);
+  const CpuFeatures avx512 = limited(all, "avx512");
+  EXPECT_TRUE(avx512.x86_64_v4() && avx512.avx512vbmi);
+  EXPECT_FALSE(avx512.avx512_bf16 || avx512.avx512_fp16 || avx512.amx_tile);
+  EXPECT_THAT(feature_names(limited(all, "avx2")),
+              ElementsAre("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "lzcnt", "movbe"));
+  EXPECT_THAT(feature_names(limited(all, "generic")), IsEmpty());
+}
+
+TEST(LimitedCpuFeatures, ASetBeyondTheMachineHidesNothing) {
+  const CpuFeatures haswell = decode(kHaswell, kXcr0Avx, false);
+  EXPECT_EQ(feature_names(limited(haswell, "avx512")), feature_names(haswell));
+}
+#endif
+
+TEST(LimitedCpuFeatures, OtherNamesAreRefused) {
+  try {
+    limited({}, "avx3");
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(error.what(), HasSubstr("FOLIO_MAX_CPU_ISA is 'avx3'; it is one of "));
   }
 }
 

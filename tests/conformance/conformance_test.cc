@@ -1,5 +1,6 @@
 // The covering array and the random cases, dealt to as many tests as ctest may run at once; the quick program has the
 // 2-wise array and fewer random cases, and under a sanitizer half of them; an emulated GPU has few.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -7,8 +8,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "core/instrumented_test_util.hpp"
+#include "folio/attention.hpp"
 #include "folio/context.hpp"
 #include "folio/verify.hpp"
 
@@ -121,6 +126,31 @@ constexpr const char* kProgram = "whole";
 
 INSTANTIATE_TEST_SUITE_P(Shard, Conformance, ::testing::Range<size_t>(0, kShards),
                          [](const auto& shard) { return std::string(kProgram) + "_" + std::to_string(shard.param); });
+
+#if defined(FOLIO_QUICK_CONFORMANCE) && !defined(FOLIO_CUDA_CONFORMANCE) && !defined(FOLIO_EMULATED_CONFORMANCE)
+/// ctest runs this program once for each instruction set too, with newer ones hidden.
+TEST(MaxCpuIsa, NewerKernelsAreNeitherRunnableNorChosen) {
+  const char* const isa = std::getenv("FOLIO_MAX_CPU_ISA");
+  if (isa == nullptr) GTEST_SKIP() << "FOLIO_MAX_CPU_ISA is not set";
+  const std::map<std::string, std::vector<std::string>> newest_first = {
+      {"amx", {"amx"}},           {"avx512_bf16", {"avx512-bf16"}}, {"avx512", {"avx512", "generic-v4"}},
+      {"bf16", {"generic-bf16"}}, {"avx2", {"avx2", "generic-v3"}}, {"generic", {"generic"}}};
+  std::vector<std::string> allowed;
+  bool reached = false;
+  for (const std::string set : {"amx", "avx512_bf16", "avx512", "bf16", "avx2", "generic"}) {
+    reached = reached || set == isa;
+    const std::vector<std::string>& its = newest_first.at(set);
+    if (reached) allowed.insert(allowed.end(), its.begin(), its.end());
+  }
+  EXPECT_THAT(runnable_kernels(), ::testing::IsSubsetOf(allowed));
+  AttentionConfig config;
+  config.num_q_heads = config.num_kv_heads = 2;
+  config.head_dim_qk = config.head_dim_v = 64;
+  config.page_size = 32;
+  config.q = config.kv = DType::kBFloat16;
+  EXPECT_THAT(prepare(Context::cpu(), config).kernel_name(), ::testing::AnyOfArray(allowed));
+}
+#endif
 
 #ifndef FOLIO_CUDA_CONFORMANCE
 TEST(Refusals, EveryBadCallIsRefusedAndWritesNothing) {

@@ -77,6 +77,10 @@ plant(rule, "zero-shard-is-refused", CONVERT, "return zero ? KvShard{}", "return
 rule = "memory runs out"
 plant(rule, "array-counts-memory-it-did-not-get", SCHEDULER + "plan_storage.hpp", "    try {\n      auto larger", "    capacity_ = grown;\n    try {\n      auto larger")
 
+rule = "hidden instruction sets"
+FEATURES = "src/platform/cpu_features.cc"
+plant(rule, "sets-hide-nothing", FEATURES, "left.*feature = false;", "")
+
 rule = "where threads run"
 PLACEMENT = "src/platform/thread_placement.cc"
 POOL = "src/platform/thread_pool.cc"
