@@ -42,16 +42,7 @@ FOLIO_INLINE void mainloop_for(const WorkTileParams* heads, int32_t num_heads) {
 }
 
 static void mainloop(const WorkTileParams* heads, int32_t num_heads) noexcept {
-  switch (heads[0].kv.dtype) {
-    case DType::kFloat32: mainloop_for<DType::kFloat32>(heads, num_heads); break;
-    case DType::kFloat16: mainloop_for<DType::kFloat16>(heads, num_heads); break;
-    case DType::kBFloat16: mainloop_for<DType::kBFloat16>(heads, num_heads); break;
-    case DType::kFloat8E4M3: mainloop_for<DType::kFloat8E4M3>(heads, num_heads); break;
-    case DType::kFloat8E5M2: mainloop_for<DType::kFloat8E5M2>(heads, num_heads); break;
-    case DType::kInt8: mainloop_for<DType::kInt8>(heads, num_heads); break;
-    case DType::kFloat4E2M1x2:
-    case DType::kUnset: break;
-  }
+  with_kv_dtype(heads[0].kv.dtype, [&]<DType kType>() { mainloop_for<kType>(heads, num_heads); });
 }
 
 }  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

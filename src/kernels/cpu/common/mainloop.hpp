@@ -56,4 +56,19 @@ FOLIO_INLINE void iterate_kv_tiles(const WorkTileParams* heads, int32_t num_head
   }
 }
 
+/// Calls body.operator()<kType>() with the dtype of the cache.
+template <typename Body>
+FOLIO_INLINE void with_kv_dtype(DType dtype, Body body) {
+  switch (dtype) {
+    case DType::kFloat32: body.template operator()<DType::kFloat32>(); break;
+    case DType::kFloat16: body.template operator()<DType::kFloat16>(); break;
+    case DType::kBFloat16: body.template operator()<DType::kBFloat16>(); break;
+    case DType::kFloat8E4M3: body.template operator()<DType::kFloat8E4M3>(); break;
+    case DType::kFloat8E5M2: body.template operator()<DType::kFloat8E5M2>(); break;
+    case DType::kInt8: body.template operator()<DType::kInt8>(); break;
+    case DType::kFloat4E2M1x2:
+    case DType::kUnset: break;
+  }
+}
+
 }  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA
