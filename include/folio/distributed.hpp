@@ -6,4 +6,5 @@
 #include "folio/distributed/dcp_attention.hpp"     // IWYU pragma: export
 #include "folio/distributed/lse_combine.hpp"       // IWYU pragma: export
 #include "folio/distributed/process_group.hpp"     // IWYU pragma: export
+#include "folio/distributed/simulated_group.hpp"   // IWYU pragma: export
 #include "folio/distributed/thread_group.hpp"      // IWYU pragma: export

@@ -17,28 +17,6 @@ using replay::StackConfig;
 using replay::StepBatch;
 using replay::Stopwatch;
 
-Spread spread_of(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t n = values.size();
-  const double median = n % 2 == 1 ? values[n / 2] : 0.5 * (values[n / 2 - 1] + values[n / 2]);
-  return {median, values.front(), values.back()};
-}
-
-/// Seconds of one call of `work`, averaged over as many as fill the time. What calls enqueue on a GPU is waited for
-/// every few of them.
-template <typename Work>
-double seconds_of(const Context& context, double min_seconds, const Work& work) {
-  const int64_t at_once = replay::gpu::is_gpu(context) ? 16 : 1;
-  int64_t calls = 0;
-  Stopwatch watch;
-  do {
-    for (int64_t i = 0; i < at_once; ++i) work();
-    replay::gpu::wait(context);
-    calls += at_once;
-  } while (watch.elapsed() < min_seconds);
-  return watch.elapsed() / static_cast<double>(calls);
-}
-
 /// Tokens [first, first + count) of every request, over pages in a fixed random order.
 class Batches {
  public:
@@ -145,6 +123,25 @@ size_t common_chunk(const replay::LayerStack& stack) {
 }
 
 }  // namespace
+
+Spread spread_of(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  const double median = n % 2 == 1 ? values[n / 2] : 0.5 * (values[n / 2 - 1] + values[n / 2]);
+  return {median, values.front(), values.back()};
+}
+
+double seconds_of(const Context& context, double min_seconds, const std::function<void()>& work) {
+  const int64_t at_once = replay::gpu::is_gpu(context) ? 16 : 1;
+  int64_t calls = 0;
+  Stopwatch watch;
+  do {
+    for (int64_t i = 0; i < at_once; ++i) work();
+    replay::gpu::wait(context);
+    calls += at_once;
+  } while (watch.elapsed() < min_seconds);
+  return watch.elapsed() / static_cast<double>(calls);
+}
 
 BenchResult run_bench_case(const Context& context, const StackConfig& given, const BenchShape& shape,
                            const BenchEffort& effort) {

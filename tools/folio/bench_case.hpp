@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <vector>
 
 #include "folio/context.hpp"
 #include "replay/layer_stack.hpp"
@@ -24,6 +26,11 @@ struct BenchEffort {
 struct Spread {
   double median = 0.0, min = 0.0, max = 0.0;
 };
+Spread spread_of(std::vector<double> values);
+
+/// Seconds of one call of `work`, averaged over as many as fill the time. What calls enqueue on a GPU is waited for
+/// every few of them.
+double seconds_of(const Context& context, double min_seconds, const std::function<void()>& work);
 
 struct BenchResult {
   BenchShape shape;

@@ -11,6 +11,7 @@
 #include "folio/types/error.hpp"
 #include "json_output.hpp"
 #include "progress.hpp"
+#include "ranks_case.hpp"
 #include "replay/report.hpp"
 #include "replay/yardstick.hpp"
 
@@ -25,9 +26,29 @@ struct BenchFlags {
   std::vector<int32_t> q_len = {128, 512};
   int32_t rounds = 7;
   double min_ms = 20.0;
+  std::vector<int32_t> ranks;  ///< empty: no ranks
+  bool simulate = false;
+  std::string dcp_comm = "ag_rs";
+  int32_t dcp_interleave = 1;
+  int32_t ranks_per_node = 8;
+  std::string node_link = "450:6";
+  std::string network_link = "50:15";
   bool quiet = false;
   std::string json;
 };
+
+/// "450:6": gigabytes a second, and microseconds of an operation.
+distributed::Link link_of(const char* flag, const std::string& text) {
+  double gigabytes = 0.0, microseconds = 0.0;
+  char rest = 0;
+  const bool read = std::sscanf(text.c_str(), "%lf:%lf%c", &gigabytes, &microseconds, &rest) == 2;
+  if (!read || !std::isfinite(gigabytes) || !std::isfinite(microseconds) || gigabytes <= 0.0 || microseconds < 0.0) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{} is '{}'; expected gigabytes a second and microseconds an operation, as in 450:6", flag, text));
+  }
+  return {gigabytes * 1e9, microseconds * 1e-6};
+}
 
 std::vector<BenchShape> shapes_of(const BenchFlags& flags) {
   std::vector<BenchShape> shapes;
@@ -106,8 +127,85 @@ void print_row(std::FILE* out, const BenchResult& r) {
   std::fflush(out);
 }
 
+nlohmann::ordered_json json_of(const RanksResult& r) {
+  return {{"ranks", r.ranks},
+          {"batch", r.shape.batch},
+          {"q_len", r.shape.q_len},
+          {"kv_len", r.shape.kv_len},
+          {"kernel", r.kernel},
+          {"one_rank_s", json_of(r.one_seconds)},
+          {"rank_s", json_of(r.rank_seconds)},
+          {"operations", r.operations},
+          {"bytes_sent", r.bytes_sent},
+          {"link_s", r.link_seconds},
+          {"layer_s", json_of(r.layer_seconds)},
+          {"efficiency", json_of(r.efficiency)}};
+}
+
+void print_ranks_header(std::FILE* out, const BenchFlags& flags) {
+  fmt::print(
+      out,
+      "rank 0 of a simulated group, combine {}; {} ranks a node; links (GB/s:us) {} in a node, {} between nodes;\n"
+      "rank: its kernels and copies, measured; links: by their model; medians of {} alternating rounds [min-max]\n",
+      flags.dcp_comm, flags.ranks_per_node, flags.node_link, flags.network_link, flags.rounds);
+  fmt::print(out, "{:>5}{:>6}{:>6}{:>9}  {:<24}{:<24}{:>10}{:>11}  {:<24}{}\n", "ranks", "batch", "q", "kv",
+             "one rank ms", "rank ms", "sent MB", "links ms", "layer ms", "efficiency");
+}
+
+void print_ranks_row(std::FILE* out, const RanksResult& r) {
+  const auto ms = [](const Spread& s) {
+    return fmt::format("{:.3f} [{:.3f}-{:.3f}]", s.median * 1e3, s.min * 1e3, s.max * 1e3);
+  };
+  fmt::print(out, "{:>5}{:>6}{:>6}{:>9}  {:<24}{:<24}{:>10.3f}{:>11.3f}  {:<24}{}\n", r.ranks, r.shape.batch,
+             r.shape.q_len, r.shape.kv_len, ms(r.one_seconds), ms(r.rank_seconds), r.bytes_sent / 1e6,
+             r.link_seconds * 1e3, ms(r.layer_seconds), percent(r.efficiency));
+  std::fflush(out);
+}
+
+/// The sweep's shapes for each count of ranks.
+int bench_ranks(const BenchFlags& flags) {
+  if (!flags.simulate) {
+    throw Error(ErrorCode::kInvalidArgument, "--ranks without --simulate: give it, the group is a simulated one");
+  }
+  const std::vector<BenchShape> shapes = shapes_of(flags);
+  const Context context = flags.attention.context();
+  const replay::StackConfig stack = flags.attention.stack(1);
+  RanksOptions options;
+  options.interleave = flags.dcp_interleave;
+  options.topology = {flags.ranks_per_node, link_of("--node-link", flags.node_link),
+                      link_of("--network-link", flags.network_link)};
+  std::optional<replay::OutputFile> json_file = replay::output_file(flags.json);
+  std::FILE* out = flags.json == "-" ? stderr : stdout;
+  if (!flags.quiet) print_ranks_header(out, flags);
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (const BenchShape& shape : shapes) {
+    for (const int32_t ranks : flags.ranks) {
+      if (interrupted_by_user().load()) return kInterrupted;
+      options.ranks = ranks;
+      options.combine = distributed::dcp_combine_from_name(flags.dcp_comm, ranks);
+      const RanksResult result = run_ranks_case(context, stack, shape, options, {flags.rounds, flags.min_ms / 1e3});
+      if (!flags.quiet) print_ranks_row(out, result);
+      rows.push_back(json_of(result));
+    }
+  }
+  if (json_file) {
+    write_json({{"device", flags.attention.device},
+                {"threads", context.concurrency()},
+                {"dcp_comm", flags.dcp_comm},
+                {"ranks_per_node", flags.ranks_per_node},
+                {"node_link", flags.node_link},
+                {"network_link", flags.network_link},
+                {"rounds", flags.rounds},
+                {"cases", rows}},
+               *json_file);
+  }
+  return kSuccess;
+}
+
 int bench(const BenchFlags& flags) {
   if (std::isnan(flags.min_ms)) throw Error(ErrorCode::kInvalidArgument, "--min-ms is nan; expected milliseconds");
+  if (!flags.ranks.empty()) return bench_ranks(flags);
+  if (flags.simulate) throw Error(ErrorCode::kInvalidArgument, "--simulate without --ranks: give how many");
   const std::vector<BenchShape> shapes = shapes_of(flags);
   const Context context = flags.attention.context();
   const std::atomic<bool>& stop = interrupted_by_user();
@@ -158,6 +256,28 @@ Command add_bench_command(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--min-ms", flags->min_ms, "repeat a measurement within a round until it took so long")
       ->check(CLI::Range(0.001, 60000.0))
+      ->capture_default_str();
+  command->add_option("--ranks", flags->ranks, "decode context parallelism: so many ranks divide every request's KV")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1024));
+  command->add_flag("--simulate", flags->simulate,
+                    "with --ranks: this machine runs rank 0, whose links take what their rates say");
+  command->add_option("--dcp-comm", flags->dcp_comm, "with --ranks: how they combine their results")
+      ->check(CLI::IsMember({"ag_rs", "a2a"}))
+      ->capture_default_str();
+  command->add_option("--dcp-interleave", flags->dcp_interleave, "with --ranks: neighbouring tokens on one rank")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command
+      ->add_option("--ranks-per-node", flags->ranks_per_node,
+                   "with --ranks: ranks that reach each other by the node's link")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  command
+      ->add_option("--node-link", flags->node_link,
+                   "with --ranks: GB/s out of a rank within its node, and us an operation")
+      ->capture_default_str();
+  command->add_option("--network-link", flags->network_link, "with --ranks: the same to other nodes")
       ->capture_default_str();
   flags->attention.add_to(*command, false);
   command->add_option("--json", flags->json, "write the figures as JSON; '-' = standard output");

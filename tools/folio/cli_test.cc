@@ -272,6 +272,10 @@ TEST(Cli, MisuseExitsWithTwoAndSaysWhatToDo) {
       {{"replay", trace, "--pool-pages", "4294967297"}, "not in range 1 to 2147483647"},
       {{"replay", trace, "--page-size", "1048576"}, "a page of 1048576 tokens takes 8192.0 MiB over 2 layers"},
       {{"bench", "--min-ms", "nan"}, "--min-ms is nan"},
+      {{"bench", "--ranks", "2"}, "--ranks without --simulate"},
+      {{"bench", "--simulate"}, "--simulate without --ranks"},
+      {{"bench", "--ranks", "2", "--simulate", "--node-link", "450"}, "--node-link is '450'"},
+      {{"bench", "--ranks", "3", "--simulate"}, "32 query heads over 3 ranks and 8 KV heads"},
       {{"verify", "--case", "kernel=nosuch"}, "nosuch"},
       {{"verify", "--case", "kernel=generic mask=purple"}, "purple"},
       {{"verify", "--kernel", "nosuch"}, "here run"},
@@ -399,6 +403,49 @@ TEST(Cli, BenchMeasuresBesideItsYardsticks) {
   }
   // 2 requests x 1 KV head pair: 64 keys x 2 heads x (64 + 64) x 2 bytes each.
   EXPECT_EQ(json["cases"][0]["kv_bytes"].get<double>(), 2.0 * 64 * 2 * 128 * 2);
+}
+
+/// A layer of 2 requests: what rank 0 sends to the 3 others, and what links take for it.
+TEST(Cli, BenchSimulatesRanks) {
+  const Outcome outcome = folio({"bench",
+                                 "--sweep",
+                                 "decode",
+                                 "--num-q-heads",
+                                 "8",
+                                 "--num-kv-heads",
+                                 "2",
+                                 "--head-dim",
+                                 "64",
+                                 "--batch",
+                                 "2",
+                                 "--kv-len",
+                                 "256",
+                                 "--ranks",
+                                 "1,4",
+                                 "--simulate",
+                                 "--ranks-per-node",
+                                 "4",
+                                 "--node-link",
+                                 "1:10",
+                                 "--rounds",
+                                 "2",
+                                 "--min-ms",
+                                 "0.1",
+                                 "--json",
+                                 "-"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const nlohmann::json cases = nlohmann::json::parse(outcome.out)["cases"];
+  ASSERT_EQ(cases.size(), 2u);
+  EXPECT_EQ(cases[0]["operations"], 0) << "one rank";
+  EXPECT_EQ(cases[0]["link_s"], 0.0);
+  const nlohmann::json& four = cases[1];
+  EXPECT_EQ(four["operations"], 3) << "queries, LSEs, outputs";
+  // Of 2 tokens: 2 own heads of 64 bfloat16 behind a header, 8 LSEs, the outputs of 2 heads in float32.
+  const double queries = 256 + 512, lses = 2 * 8 * 4, outputs = 2 * 2 * 64 * 4;
+  EXPECT_EQ(four["bytes_sent"].get<double>(), 3 * (queries + lses + outputs));
+  EXPECT_DOUBLE_EQ(four["link_s"].get<double>(), 3 * 10e-6 + four["bytes_sent"].get<double>() / 1e9);
+  EXPECT_GT(four["rank_s"]["min"].get<double>(), 0.0);
+  EXPECT_GT(four["layer_s"]["median"].get<double>(), four["rank_s"]["median"].get<double>());
 }
 
 /// Without a GPU every command says so; with one, every backend's replay is as right as on the CPU.
