@@ -82,7 +82,7 @@ const AttentionKernel& attention_kernel();
 
 namespace generic {
 /// The portable kernel, once per instruction set, the preferred first: "generic-v4", "generic-v3" (x86 only),
-/// "generic-bf16" (AArch64 only: GEMM0 of bfloat16 caches takes pairs), "generic".
+/// "generic-bf16" (AArch64 only: GEMM0 of bfloat16 caches by BFMMLA), "generic".
 std::span<const AttentionKernel* const> attention_kernels();
 }  // namespace generic
 

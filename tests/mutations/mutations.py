@@ -23,6 +23,7 @@ TILE_SPACE = SCHEDULER + "tile_space.cc"
 TILES = SCHEDULER + "tile_space.hpp"
 STATIC = SCHEDULER + "static_scheduler.cc"
 GEMM = KERNEL + "gemm.hpp"
+GEMM_QK_BF16 = KERNEL + "gemm_qk_bf16.hpp"
 TABLE = KVCACHE + "page_table.cc"
 
 
@@ -378,6 +379,16 @@ plant(rule, "amx-low-terms-of-q-left-out", AMX_GEMM, "count == dims ? i : (i & 1
 plant(rule, "amx-low-terms-of-v-left-out", AMX_GEMM, "return i == 1 ? low_values : 0;", "return 0;")
 plant(rule, "amx-infinite-float16-key-not-scored-again", "src/kernels/cpu/amx/mainloop.hpp",
       "if (operands.non_finite_keys != 0) rescore_non_finite", "if (false) rescore_non_finite")
+
+rule = "BFMMLA"
+plant(rule, "bfmmla-rows-of-q-on-each-other", GEMM_QK_BF16, "packed_q(work, r / 2 * 2) + r % 2 * kLanes", "packed_q(work, r / 2 * 2)")
+plant(rule, "bfmmla-one-token-twice", GEMM_QK_BF16, "k[2 * j + 1] + 2 * d", "k[2 * j] + 2 * d")
+plant(rule, "bfmmla-upper-components-forgotten", GEMM_QK_BF16, "const Vec a = lower[i][j] + upper[i][j];", "const Vec a = lower[i][j];")
+plant(rule, "bfmmla-row-alone-packed-with-another", GEMM_QK_BF16, "return num_rows % 4 == 1;", "return false;")
+plant(rule, "bfmmla-off-diagonal", GEMM_QK_BF16, "interleave_upper(FOLIO_SHUFFLE(four[0], four[1], 2, 6, 3, 7)",
+      "interleave_upper(FOLIO_SHUFFLE(four[0], four[1], 0, 4, 1, 5)")
+plant(rule, "bfmmla-in-spite-of-rope", KERNEL + "mainloop.hpp", "if (q_is_bfloat16 && heads[0].rope == nullptr)", "if (q_is_bfloat16)")
+plant(rule, "bfmmla-of-float32-queries", KERNEL + "mainloop.hpp", "q == DType::kBFloat16 || is_fp8_type(q)", "q != DType::kFloat16")
 
 rule = "sums over long contexts"
 plant(rule, "states-of-any-length", SHARED + "config.hpp", "kMaxStateTokens = 16384;", "kMaxStateTokens = 1 << 30;")

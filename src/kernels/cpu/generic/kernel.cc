@@ -17,7 +17,7 @@ std::string needs_v4(const platform::CpuFeatures& features) {
 }
 #elif defined(__aarch64__)
 std::string needs_bf16(const platform::CpuFeatures& features) {
-  return features.bf16 ? "" : "the CPU or the OS lacks FEAT_BF16 (BFDOT)";
+  return features.bf16 ? "" : "the CPU or the OS lacks FEAT_BF16 (BFMMLA)";
 }
 #endif
 
