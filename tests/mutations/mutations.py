@@ -384,10 +384,9 @@ rule = "BFMMLA"
 plant(rule, "bfmmla-rows-of-q-on-each-other", GEMM_QK_BF16, "packed_q(work, r / 2 * 2) + r % 2 * kLanes", "packed_q(work, r / 2 * 2)")
 plant(rule, "bfmmla-one-token-twice", GEMM_QK_BF16, "k[2 * j + 1] + 2 * d", "k[2 * j] + 2 * d")
 plant(rule, "bfmmla-upper-components-forgotten", GEMM_QK_BF16, "const Vec a = lower[i][j] + upper[i][j];", "const Vec a = lower[i][j];")
-plant(rule, "bfmmla-row-alone-packed-with-another", GEMM_QK_BF16, "return num_rows % 4 == 1;", "return false;")
+plant(rule, "bfmmla-row-alone-packed-with-another", GEMM_QK_BF16, "return num_rows % 4 == 1;", "return num_rows == 1;")
 plant(rule, "bfmmla-off-diagonal", GEMM_QK_BF16, "interleave_upper(FOLIO_SHUFFLE(four[0], four[1], 2, 6, 3, 7)",
       "interleave_upper(FOLIO_SHUFFLE(four[0], four[1], 0, 4, 1, 5)")
-plant(rule, "bfmmla-in-spite-of-rope", KERNEL + "mainloop.hpp", "if (q_is_bfloat16 && heads[0].rope == nullptr)", "if (q_is_bfloat16)")
 plant(rule, "bfmmla-of-float32-queries", KERNEL + "mainloop.hpp", "q == DType::kBFloat16 || is_fp8_type(q)", "q != DType::kFloat16")
 
 rule = "sums over long contexts"
