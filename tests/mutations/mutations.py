@@ -354,7 +354,7 @@ plant(rule, "keys-of-one-tile-for-the-plan", TILE_LOOP, "keys_of_plan_ += keys_o
 rule = "AMX: work tiles of few rows are the AVX-512 kernel's"
 AMX_KERNEL = "src/kernels/cpu/amx/kernel.cc"
 plant(rule, "amx-few-rows-whatever-the-determinism", AMX_KERNEL,
-      "return config.determinism >= Determinism::kBatchInvariant ? 0 : least_rows(config);", "return least_rows(config);")
+      "config.determinism >= Determinism::kBatchInvariant ? 0", "config.determinism > Determinism::kScheduleInvariant ? 0")
 plant(rule, "amx-few-rows-one-more", TILE_LOOP, "tile.row_end - tile.row_begin < min_rows ?", "tile.row_end - tile.row_begin <= min_rows ?")
 plant(rule, "amx-all-rows-are-few", TILE_LOOP, "tile.row_end - tile.row_begin < min_rows ?", "min_rows > 0 ?")
 

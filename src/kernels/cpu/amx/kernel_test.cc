@@ -414,7 +414,7 @@ TEST_P(AmxKernels, Output_VisibleNan_IsNan) {
 TEST(AmxKernel, WorkTilesOfFewRows_AreTheAvx512Kernels) {
   const AttentionKernel& mixed = amx::emulated_kernel_with_few_rows();
   const AttentionKernel& tiles = amx::emulated_kernel();
-  const AttentionKernel& avx512 = *avx512::attention_kernels()[1];
+  const AttentionKernel& avx512 = *avx512::attention_kernels()[0];
   if (!mixed.unavailable(platform::cpu_features()).empty()) GTEST_SKIP() << "no AVX-512 here";
   for (const KvFormat format : {KvFormat::kCpuPacked, KvFormat::kStrided}) {
     AttentionConfig config = amx_config();
@@ -465,31 +465,16 @@ TEST(AmxKernel, AllRowsAreInTiles_WhereVLiesReadyOrBitsMustNotDepend) {
             32);
 }
 
-TEST(AmxKernel, StridedAndFloat16Caches_ArePreferredWhereDecodesAreTheAvx512Kernels) {
-  const auto is_preferred = [](KvFormat format, DType kv, Determinism determinism) {
-    AttentionConfig config = amx_config();
-    config.kv_format = format;
-    config.kv = kv;
-    if (kv == DType::kFloat16) use_float16(config);
-    config.determinism = determinism;
-    return amx::attention_kernel().preferred({}, config);
-  };
-  EXPECT_TRUE(is_preferred(KvFormat::kStrided, DType::kFloat16, Determinism::kRunToRun));
-  EXPECT_TRUE(is_preferred(KvFormat::kCpuPacked, DType::kFloat16, Determinism::kRunToRun));
-  EXPECT_FALSE(is_preferred(KvFormat::kCpuPacked, DType::kFloat16, Determinism::kBatchInvariant));
-  EXPECT_TRUE(is_preferred(KvFormat::kStrided, DType::kBFloat16, Determinism::kRunToRun));
-  EXPECT_FALSE(is_preferred(KvFormat::kStrided, DType::kBFloat16, Determinism::kBatchInvariant));
-  EXPECT_FALSE(is_preferred(KvFormat::kStrided, DType::kFloat8E4M3, Determinism::kRunToRun));
-  EXPECT_TRUE(is_preferred(KvFormat::kCpuPacked, DType::kFloat8E4M3, Determinism::kBatchInvariant));
-  AttentionConfig mla = amx_config(576);
-  mla.head_dim_v = 512;
-  mla.num_kv_heads = 1;
-  mla.kv_format = KvFormat::kStrided;
-  mla.determinism = Determinism::kBatchInvariant;
-  for (const int32_t heads : {4, 16}) {
-    mla.num_q_heads = heads;
-    EXPECT_EQ(amx::attention_kernel().preferred({}, mla), heads == 16) << heads;
-  }
+TEST(AmxKernel, CostOfFewRows_IsTheAvx512KernelsWhereTheyAreItsWork) {
+  const platform::CpuFeatures features;
+  const AttentionKernel& avx512 = *avx512::attention_kernels()[0];
+  AttentionConfig config = amx_config();
+  config.kv_format = KvFormat::kStrided;
+  const auto cost = [&](const AttentionKernel& kernel, double rows) { return kernel.cost(features, config, rows); };
+  for (const double rows : {1, 4, 15}) EXPECT_EQ(cost(amx::attention_kernel(), rows), cost(avx512, rows)) << rows;
+  EXPECT_LT(cost(amx::attention_kernel(), 16), cost(avx512, 16));
+  config.determinism = Determinism::kBatchInvariant;
+  EXPECT_GT(cost(amx::attention_kernel(), 4), cost(avx512, 4));
 }
 
 TEST(AmxKernel, IsUnavailableWhereTheOsRefusesTiles) {
