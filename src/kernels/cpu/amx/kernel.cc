@@ -1,5 +1,7 @@
 #include "kernels/cpu/amx/kernel.hpp"
 
+#include <string_view>
+
 #include "core/error.hpp"
 #include "kernels/cpu/amx/collective.hpp"
 #include "kernels/cpu/avx512/collective.hpp"
@@ -26,29 +28,39 @@ std::string refusal(const AttentionConfig& config) {
     return core::message("q is ", config.q, "; the AMX kernel takes bfloat16 and float16");
   }
   for (const auto& [name, dtype] : {std::pair{"kv", config.kv}, {"ragged_kv", config.ragged_kv}}) {
-    if (dtype == config.q || (config.q == DType::kBFloat16 && is_fp8(dtype))) continue;
+    const bool cache = name == std::string_view("kv");
+    const bool bytes = is_fp8(dtype) || (cache && dtype == DType::kInt8);
+    if (dtype == config.q || (config.q == DType::kBFloat16 && bytes)) continue;
     return core::message(name, " is ", dtype, "; beside q of ", config.q, " the AMX kernel takes ",
-                         config.q == DType::kBFloat16 ? "bfloat16, fp8_e4m3 and fp8_e5m2" : "float16");
+                         config.q != DType::kBFloat16 ? "float16"
+                         : cache                      ? "bfloat16, fp8_e4m3, fp8_e5m2 and int8"
+                                                      : "bfloat16, fp8_e4m3 and fp8_e5m2");
   }
   return cpu::refusal(config, false);
+}
+
+/// Packed pages are converted too.
+bool needs_many_rows(const AttentionConfig& config) {
+  return config.kv == DType::kFloat16 || config.kv == DType::kInt8;
 }
 
 /// Work tiles of fewer rows are faster in the AVX-512 kernel: where V has to be interleaved in every tile, decode does
 /// not pay it back. One thread of a Xeon with AMX, 8 x 4,096 keys, 8 KV heads of 128 (decision 0073): the AVX-512
 /// kernel, which walks KV heads together, takes 0.35 of AMX's time for 4 rows over strided pages, 0.44 for 8 and 1.4
 /// for 16; over packed pages of 16, 0.6 for 4 and 1.5 for 8. MLA: 1.5 for 8. Float16: 0.8 for 16, 1.1 to 1.4 for 32
-/// (decision 0081).
+/// (decision 0081). int8 is not measured: it takes float16's number, whose tiles cost more of both copies and MMAs
+/// while the AVX-512 kernel's multiply-adds are as many (decision 0084).
 int32_t least_rows(const AttentionConfig& config) {
   if (is_fp8(config.kv)) return 0;  // not measured
-  if (config.kv == DType::kFloat16) return 32;
+  if (needs_many_rows(config)) return 32;
   if (config.kv_format == KvFormat::kStrided) return config.head_dim_qk + config.head_dim_v > 512 ? 8 : 16;
   return config.page_size % kTokensOfVTile == 0 ? 0 : 8;
 }
 
-/// Strided and float16 caches are converted on the way in, which decode does not pay back: they are for AMX where the
-/// AVX-512 kernel takes work tiles of few rows, and where there are none because a token has as many rows.
+/// Strided, float16 and int8 caches are converted on the way in, which decode does not pay back: they are for AMX where
+/// the AVX-512 kernel takes work tiles of few rows, and where there are none because a token has as many rows.
 bool is_faster(const platform::CpuFeatures&, const AttentionConfig& config) {
-  if (config.kv_format == KvFormat::kCpuPacked && config.kv != DType::kFloat16) return true;
+  if (config.kv_format == KvFormat::kCpuPacked && !needs_many_rows(config)) return true;
   if (is_fp8(config.kv)) return false;
   return min_rows(config) > 0 || config.num_q_heads / config.num_kv_heads >= least_rows(config);
 }
