@@ -426,10 +426,8 @@ plant(rule, "amx-int8-scale-of-a-masked-value", AMX_SOFTMAX,
       "_mm512_maskz_mul_ps(visible_odd, odd, value_scale * splat(operands.scales.v[t + 1]))",
       "_mm512_maskz_mul_ps(0xffff, odd, value_scale * splat(operands.scales.v[t + 1]))")
 plant(rule, "amx-int8-odd-value-has-its-neighbours-scale", AMX_SOFTMAX, "operands.scales.v[t + 1]", "operands.scales.v[t]")
-plant(rule, "amx-int8-row-sum-of-scaled-p", AMX_SOFTMAX,
-      "        even = _mm512_maskz_mul_ps(visible_even, even, value_scale * splat(operands.scales.v[t]));",
-      "        even = _mm512_maskz_mul_ps(visible_even, even, value_scale * splat(operands.scales.v[t]));\n"
-      "        even_sum += even * 0x1p-10f;")
+plant(rule, "amx-int8-row-sum-of-scaled-p", AMX_SOFTMAX, "      even_sum += even;\n",
+      "      even_sum += kScales == ValueScales::kOfRowsAndTokens ? even * splat(operands.scales.v[t]) : even;\n")
 plant(rule, "amx-int8-scales-of-the-first-page", AMX_PRODUCER, "copy_token_scales(kv, place.page, place.slot,",
       "copy_token_scales(kv, place_of(kv, tile.first).page, place.slot,")
 plant(rule, "amx-int8-nan-scale-carried-away", AMX_PRODUCER, "with_plain_nan(load<Vec>(operands.scales.v + t))", "load<Vec>(operands.scales.v + t)")

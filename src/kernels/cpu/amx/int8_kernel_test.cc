@@ -238,6 +238,7 @@ class QuantizedDecode {
  public:
   /// `logits`: their deviation.
   explicit QuantizedDecode(float logits) : subject_(config(), paged_batch({1}, {kKeys}), {}, 17) {
+    subject_.mutable_args().sm_scale /= subject_.args().segments[0].k_scale.value;
     std::mt19937 random(23);
     std::normal_distribution<float> normal;
     for (int32_t t = 0; t < kKeys; ++t) {
