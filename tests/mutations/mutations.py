@@ -428,6 +428,22 @@ rule = "logits of billions"
 plant(rule, "exponents-of-unrounded-logits", "src/kernels/cpu/amx/mainloop.hpp",
       "round_large_logits(block.max, scores);", "")
 
+rule = "AMX: int8 numbers and token scales"
+plant(rule, "amx-int8-upcast-unsigned", AMX_PRODUCER, "to_float((words << 16) >> 24)", "to_float((words >> 8) & 0xff)")
+plant(rule, "amx-int8-keys-unscaled", "src/kernels/cpu/amx/mainloop.hpp",
+      "if (operands.scales.k != nullptr) scale_token_scores(operands, scores);", "")
+plant(rule, "amx-int8-scale-of-a-masked-value", AMX_SOFTMAX,
+      "_mm512_maskz_mul_ps(visible_odd, odd, value_scale * splat(operands.scales.v[t + 1]))",
+      "_mm512_maskz_mul_ps(0xffff, odd, value_scale * splat(operands.scales.v[t + 1]))")
+plant(rule, "amx-int8-odd-value-has-its-neighbours-scale", AMX_SOFTMAX, "operands.scales.v[t + 1]", "operands.scales.v[t]")
+plant(rule, "amx-int8-row-sum-of-scaled-p", AMX_SOFTMAX, "      even_sum += even;\n",
+      "      even_sum += kScales == ValueScales::kOfRowsAndTokens ? even * splat(operands.scales.v[t]) : even;\n")
+plant(rule, "amx-int8-scales-of-the-first-page", AMX_PRODUCER, "copy_token_scales(kv, place.page, place.slot,",
+      "copy_token_scales(kv, place_of(kv, tile.first).page, place.slot,")
+plant(rule, "amx-int8-nan-scale-carried-away", AMX_PRODUCER, "with_plain_nan(load<Vec>(operands.scales.v + t))", "load<Vec>(operands.scales.v + t)")
+plant(rule, "amx-int8-next-tiles-scales-too-early", "src/kernels/cpu/amx/mainloop.hpp",
+      "amx.scratch.token_scales + i * 2 * kTileTokens", "amx.scratch.token_scales + i % kBatchTiles * 2 * kTileTokens")
+
 rule = "fp8 dequantized beside the MMAs"
 PIPELINE = "src/kernels/cpu/amx/kv_pipeline.hpp"
 plant(rule, "stage-in-use-overwritten", PIPELINE, "smaller(consumer_chunk_ + kStages, first_", "smaller(consumer_chunk_ + kStages + 1, first_")

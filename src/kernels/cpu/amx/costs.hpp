@@ -18,6 +18,7 @@ namespace folio::inline v0::kernels::amx {
 ///   Packed: the same ratios.
 /// - fp8, packed: 7.85 to avx512's 9.4 ms with 4 rows, pages of 32 (of 16: 1.08 times that); 1 to 16 rows take as long.
 ///   Prefill 16.0 to bfloat16's 14.0 ms. One Xeon core (page of the costs).
+/// - int8: float16's ratios, an upper bound by argument (decision 0084); not measured.
 /// From the rows on where a line stays below avx512's, work tiles are AMX's (`min_rows`); decisions 0073 and 0081 say
 /// where that was measured.
 inline constexpr cpu::CostLine kCosts[] = {
@@ -27,6 +28,8 @@ inline constexpr cpu::CostLine kCosts[] = {
     {DType::kBFloat16, KvFormat::kCpuPacked, 1, false, {76.4, 76.4, 54.2, 50.3, 73.3, 107, 227}},
     {DType::kFloat16, KvFormat::kStrided, 1, false, {121, 121, 121, 119, 175, 275, 714}},
     {DType::kFloat16, KvFormat::kCpuPacked, 1, false, {144, 144, 144, 141, 190, 305, 661}},
+    {DType::kInt8, KvFormat::kStrided, 1, false, {133, 133, 133, 133, 187, 305, 705}},
+    {DType::kInt8, KvFormat::kCpuPacked, 1, false, {136, 136, 136, 136, 189, 303, 673}},
     {DType::kFloat8E4M3, KvFormat::kCpuPacked, 1, false, {28.3, 28.3, 28.3, 28.3, 49.3, 85.7, 259}},
     {DType::kFloat8E5M2, KvFormat::kCpuPacked, 1, false, {28.3, 28.3, 28.3, 28.3, 49.3, 85.7, 259}},
 };

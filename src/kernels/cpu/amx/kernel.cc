@@ -1,5 +1,7 @@
 #include "kernels/cpu/amx/kernel.hpp"
 
+#include <string_view>
+
 #include "core/error.hpp"
 #include "kernels/cpu/amx/collective.hpp"
 #include "kernels/cpu/amx/costs.hpp"
@@ -27,9 +29,13 @@ std::string refusal(const AttentionConfig& config) {
     return core::message("q is ", config.q, "; the AMX kernel takes bfloat16 and float16");
   }
   for (const auto& [name, dtype] : {std::pair{"kv", config.kv}, {"ragged_kv", config.ragged_kv}}) {
-    if (dtype == config.q || (config.q == DType::kBFloat16 && is_fp8(dtype))) continue;
+    const bool cache = name == std::string_view("kv");
+    const bool bytes = is_fp8(dtype) || (cache && dtype == DType::kInt8);
+    if (dtype == config.q || (config.q == DType::kBFloat16 && bytes)) continue;
     return core::message(name, " is ", dtype, "; beside q of ", config.q, " the AMX kernel takes ",
-                         config.q == DType::kBFloat16 ? "bfloat16, fp8_e4m3 and fp8_e5m2" : "float16");
+                         config.q != DType::kBFloat16 ? "float16"
+                         : cache                      ? "bfloat16, fp8_e4m3, fp8_e5m2 and int8"
+                                                      : "bfloat16, fp8_e4m3 and fp8_e5m2");
   }
   return cpu::refusal(config, false);
 }

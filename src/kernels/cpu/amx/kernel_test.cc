@@ -64,10 +64,11 @@ TEST_P(AmxKernels, Output_RandomCases_MatchesReference) {
   for (int i = 0; i < folio::testing::random_cases(300); ++i) {
     RandomCase one = random_case(random);
     const AttentionConfig taken = amx_config();
-    constexpr DType kTypes[] = {DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kFloat16};
-    one.config.kv = kTypes[i % 4];
-    one.config.q = one.config.ragged_kv = i % 4 == 3 ? DType::kFloat16 : DType::kBFloat16;
-    const bool strided = i % 5 < 2;
+    constexpr DType kTypes[] = {DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kInt8,
+                                DType::kFloat16};
+    one.config.kv = kTypes[i % 5];
+    one.config.q = one.config.ragged_kv = i % 5 == 4 ? DType::kFloat16 : DType::kBFloat16;
+    const bool strided = i / 5 % 5 < 2;
     one.config.kv_format = strided ? KvFormat::kStrided : taken.kv_format;
     one.config.page_size = i % 7 == 0 ? 32 : strided ? 1 + i % 49 : 16 + 2 * (i % 25);
     one.options.v_aliases_k = false;
@@ -238,6 +239,21 @@ TEST_P(AmxKernels, SayWhatTheyRefuseAndWhatTheyTake) {
   expect([](AttentionConfig& c) { c.kv = DType::kFloat16; }, "kv is float16", "fp8_e4m3");
   expect([](AttentionConfig& c) { c.q = DType::kFloat16; }, "kv is bfloat16; beside q of float16", "takes float16");
   expect([](AttentionConfig& c) { c.ragged_kv = DType::kFloat32; }, "ragged_kv is float32", "bfloat16");
+  expect([](AttentionConfig& c) { c.kv = DType::kFloat32; }, "kv is float32", "fp8_e5m2 and int8");
+  expect([](AttentionConfig& c) { c.ragged_kv = DType::kInt8; }, "ragged_kv is int8",
+         "bfloat16, fp8_e4m3 and fp8_e5m2");
+  expect([](AttentionConfig& c) { c.q = DType::kInt8; }, "q is int8", "bfloat16 and float16");
+  expect(
+      [](AttentionConfig& c) {
+        use_float16(c);
+        c.kv = DType::kInt8;
+      },
+      "kv is int8; beside q of float16", "takes float16");
+  {
+    AttentionConfig config = amx_config();
+    config.kv = DType::kInt8;
+    EXPECT_EQ(GetParam()->refusal(config), "");
+  }
   expect([](AttentionConfig& c) { c.head_dim_qk = 584; }, "head_dim_qk is 584", "up to 576");
   expect([](AttentionConfig& c) { c.head_dim_v = 100; }, "head_dim_v is 100", "multiples of 8");
   expect([](AttentionConfig& c) { c.page_size = 14; }, "page_size 14", "16 or more");
@@ -451,6 +467,13 @@ TEST(AmxKernel, AllRowsAreInTiles_WhereVLiesReadyOrBitsMustNotDepend) {
   EXPECT_EQ(min_rows([](AttentionConfig& c) { c.page_size = 48; }), 8);
   EXPECT_EQ(min_rows([](AttentionConfig& c) { c.determinism = Determinism::kBatchInvariant; }), 0);
   EXPECT_EQ(min_rows([](AttentionConfig& c) { c.kv = DType::kFloat8E4M3; }), 0);
+  for (const int32_t page_size : {16, 32}) {
+    EXPECT_EQ(min_rows([&](AttentionConfig& c) {
+                c.kv = DType::kInt8;
+                c.page_size = page_size;
+              }),
+              32);
+  }
   EXPECT_EQ(min_rows([](AttentionConfig& c) { c.kv_format = KvFormat::kStrided; }), 16);
   EXPECT_EQ(min_rows([](AttentionConfig& c) {
               c.kv_format = KvFormat::kStrided;
@@ -475,6 +498,10 @@ TEST(AmxKernel, CostOfFewRows_IsTheAvx512KernelsWhereTheyAreItsWork) {
   EXPECT_LT(cost(amx::attention_kernel(), 16), cost(avx512, 16));
   config.determinism = Determinism::kBatchInvariant;
   EXPECT_GT(cost(amx::attention_kernel(), 4), cost(avx512, 4));
+  config.determinism = Determinism::kRunToRun;
+  config.kv = DType::kInt8;
+  for (const double rows : {1, 31}) EXPECT_EQ(cost(amx::attention_kernel(), rows), cost(avx512, rows)) << rows;
+  EXPECT_LT(cost(amx::attention_kernel(), 32), cost(avx512, 32)) << "int8 takes float16's ratios";
 }
 
 TEST(AmxKernel, IsUnavailableWhereTheOsRefusesTiles) {
