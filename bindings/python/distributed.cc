@@ -284,6 +284,7 @@ void bind_dcp_values(nb::module_& m) {
                      "every rank gets the results of all ranks' heads; needs replicated_queries"),
                field("force_kernel", &C::force_kernel, "as PrepareOptions.force_kernel"),
                field("num_workers", &C::num_workers, "as PrepareOptions.num_workers"),
+               field("max_kv_splits", &C::max_kv_splits, "as PrepareOptions.max_kv_splits"),
                field("bounds", &C::bounds,
                      "GraphBounds or None; given: plan refuses larger batches, making the object is collective, and on "
                      "a GPU runs may be captured"))

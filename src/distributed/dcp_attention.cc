@@ -67,6 +67,7 @@ PrepareOptions prepare_options(const DcpConfig& config, int32_t max_kv_len) {
   PrepareOptions options;
   options.force_kernel = config.force_kernel;
   options.num_workers = config.num_workers;
+  options.max_kv_splits = config.max_kv_splits;
   options.bounds = config.bounds;
   if (options.bounds) options.bounds->max_kv_len = max_kv_len;
   return options;

@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <optional>
 
 #include "core/checked_math.hpp"
+#include "core/error.hpp"
 #include "distributed/dcp_state.hpp"
 
 namespace folio::inline v0::distributed {
@@ -46,14 +48,21 @@ void DcpDeviceMemory::reserve(const attention::GpuBackend& gpu, int32_t num_requ
   fresh_len = reinterpret_cast<int32_t*>(begin + of_fresh_len);
 }
 
-RunLayout run_layout(const DcpState& state, const DcpPlan& plan) {
+namespace {
+
+/// Workspaces of the passes that a plan has.
+struct PassBytes {
+  std::optional<size_t> cached;
+  std::optional<size_t> fresh;
+};
+
+RunLayout layout_of(const DcpState& state, int64_t tokens, const PassBytes& passes) {
   const AttentionConfig& config = state.config.attention;
-  const int64_t tokens = plan.num_tokens, heads = state.heads(), all_heads = state.all_heads(),
-                out_heads = state.out_heads();
+  const int64_t heads = state.heads(), all_heads = state.all_heads(), out_heads = state.out_heads();
   const int64_t float_bytes = sizeof(float), q_bytes = size_of(config.q);
   RunLayout layout;
   Pieces pieces;
-  if (plan.cached) {
+  if (passes.cached) {
     Pieces piece;
     piece.take(sizeof(kernels::cuda::GatherHeader));
     layout.slopes_in_piece = piece.take(heads, 1, 1, config.features.has(Feature::kAlibi) ? float_bytes : 0);
@@ -78,16 +87,31 @@ RunLayout run_layout(const DcpState& state, const DcpPlan& plan) {
       layout.combined = layout.partial;
       layout.combined_lse = layout.partial_lse;
     }
-    layout.attention_bytes = folio::workspace_size(*plan.cached);
+    layout.attention_bytes = *passes.cached;
   }
-  if (plan.fresh) {
+  if (passes.fresh) {
     layout.fresh = pieces.take(tokens, out_heads, config.head_dim_v, float_bytes);
     layout.fresh_lse = pieces.take(tokens, out_heads, 1, float_bytes);
-    layout.attention_bytes = std::max(layout.attention_bytes, folio::workspace_size(*plan.fresh));
+    layout.attention_bytes = std::max(layout.attention_bytes, *passes.fresh);
   }
   layout.attention = pieces.take(layout.attention_bytes);
   layout.total = pieces.total();
   return layout;
+}
+
+}  // namespace
+
+RunLayout run_layout(const DcpState& state, const DcpPlan& plan) {
+  PassBytes passes;
+  if (plan.cached) passes.cached = folio::workspace_size(*plan.cached);
+  if (plan.fresh) passes.fresh = folio::workspace_size(*plan.fresh);
+  return layout_of(state, plan.num_tokens, passes);
+}
+
+RunLayout largest_run_layout(const DcpState& state) {
+  core::require(state.config.bounds.has_value(), "without DcpConfig::bounds a workspace is a plan's");
+  return layout_of(state, state.config.bounds->max_tokens,
+                   {folio::workspace_size(state.cached_op), folio::workspace_size(state.fresh_op)});
 }
 
 }  // namespace folio::inline v0::distributed

@@ -303,6 +303,10 @@ size_t DcpAttention::workspace_size(const DcpPlan& plan) const {
   return run_layout(*state_, plan).total;
 }
 
+size_t DcpAttention::workspace_size() const {
+  return largest_run_layout(*state_).total;
+}
+
 void DcpAttention::run(const DcpPlan& plan, const DcpArgs& args, Workspace workspace, Stream stream) {
   if (plan.num_tokens == 0) return;
   Run layer(*state_, plan, args, workspace, stream);

@@ -140,5 +140,7 @@ struct RunLayout {
   size_t queries_in_piece = 0;
 };
 RunLayout run_layout(const DcpState& state, const DcpPlan& plan);
+/// Of the largest plan within the bounds.
+RunLayout largest_run_layout(const DcpState& state);
 
 }  // namespace folio::inline v0::distributed

@@ -308,6 +308,8 @@ struct ReplayedCases {
     cases.emplace_back(setup, 5);
     cases.emplace_back(with(setup, cross ? Lengths{{0, 1}, {20, 3}, {5, 1}} : Lengths{{2, 1}, {20, 1}, {5, 5}}), 5);
     cases.emplace_back(with(setup, cross ? Lengths{{4, 9}, {61, 1}, {33, 3}} : Lengths{{61, 2}, {4, 1}, {16, 14}}), 5);
+    // New requests only: a pass over the cache is in the graph all the same.
+    if (!cross) cases.emplace_back(with(setup, {{1, 1}, {3, 3}, {5, 5}}), 5);
   }
   using Lengths = std::vector<RequestLengths>;
   static DcpSetup with(DcpSetup setup, const Lengths& requests) {

@@ -96,5 +96,6 @@ plant(rule, "dcp-schedule-not-sealed", FLASH + "build.cc", "    plan.cached = st
 plant(rule, "dcp-new-tokens-schedule-not-sealed", FLASH + "build.cc", "    plan.fresh = step.new_tokens_schedule->plan();\n", "")
 plant(rule, "dcp-schedule-unchecked", FLASH + "forward.cc", '    check_schedule("scheduler_metadata", dcp_plan->plan.cached, metadata->scheduler_metadata, stream);\n', "")
 plant(rule, "dcp-new-tokens-schedule-unchecked", FLASH + "forward.cc", '    check_schedule("new_tokens_scheduler_metadata", dcp_plan->plan.fresh, metadata->new_tokens_scheduler_metadata,\n                   stream);\n', "")
+plant(rule, "dcp-graphs-over-groups-that-wait", STEP, "if (context.device().type == DeviceType::kCpu || !parallel.dcp_group->enqueues()) {", "if (false) {")
 plant(rule, "dcp-table-of-one-rank", "src/backends/common/batch_checks.cc", " * config.parallel.decode_context_parallel_size;", ";")
 plant(rule, "dcp-wrong-local-lengths-taken", STEP, "core::require(local[at] == expected,", "core::require(true || local[at] == expected,")

@@ -28,10 +28,12 @@ struct DcpConfig {
   /// Every rank gets the results of all ranks' heads. Needs replicated_queries and, with several ranks,
   /// kAllGatherReduceScatter, whose sums then go to all.
   bool all_heads_out = false;
-  std::string force_kernel;  ///< as PrepareOptions::force_kernel
-  int32_t num_workers = 0;   ///< as PrepareOptions::num_workers
+  std::string force_kernel;   ///< as PrepareOptions::force_kernel
+  int32_t num_workers = 0;    ///< as PrepareOptions::num_workers
+  int32_t max_kv_splits = 0;  ///< as PrepareOptions::max_kv_splits
   /// Of one step, over all ranks: max_kv_len bounds DcpBatch::seq_lens. Larger batches are refused. On a GPU steps may
-  /// then be captured, and lengths may lie in its memory (DcpBatch::where). max_shared_levels is 0.
+  /// then be captured, and lengths may lie in its memory (DcpBatch::where). A captured `run` serves later plans of as
+  /// many requests; padding requests have no queries. max_shared_levels is 0.
   std::optional<GraphBounds> bounds;
 };
 
@@ -132,6 +134,8 @@ class FOLIO_API DcpAttention {
 
   /// Bytes of workspace (256-byte aligned) that a run of this plan needs. Contents never carry over.
   size_t workspace_size(const DcpPlan& plan) const;
+  /// Bytes that any plan within DcpConfig::bounds needs: a graph's workspace. Throws kInvalidArgument without bounds.
+  size_t workspace_size() const;
 
   /// One layer. Collective where the group has more than one rank and any request has keys in the cache (with lengths
   /// on the device: where there are requests). Arguments are checked before anything is sent or written. Throws
