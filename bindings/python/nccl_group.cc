@@ -33,18 +33,22 @@ using distributed::NcclUniqueId;
 
 #if defined(FOLIO_HAS_NCCL)
 constexpr bool kBuilt = true;
-using distributed::make_nccl_group;
-using distributed::nccl_unique_id;
+NcclUniqueId new_id(const std::string& library) {
+  return distributed::nccl_unique_id(library);
+}
+std::unique_ptr<distributed::NcclGroup> new_group(const Context& context, const NcclGroupOptions& options) {
+  return distributed::make_nccl_group(context, options);
+}
 #else
 constexpr bool kBuilt = false;
 [[noreturn]] void refuse_to_make() {
   throw Error(ErrorCode::kUnavailable,
               "this build of Folio has no NCCL group: it was made without CUDA or without nccl.h");
 }
-NcclUniqueId nccl_unique_id(const std::string&) {
+NcclUniqueId new_id(const std::string&) {
   refuse_to_make();
 }
-std::unique_ptr<distributed::NcclGroup> make_nccl_group(const Context&, const NcclGroupOptions&) {
+std::unique_ptr<distributed::NcclGroup> new_group(const Context&, const NcclGroupOptions&) {
   refuse_to_make();
 }
 #endif
@@ -93,11 +97,11 @@ std::shared_ptr<NcclRank> make_group(const Context& context, const std::optional
   options.sums = sums;
   options.library = library;
   std::optional<GroupUse> use;
-  if (control != nullptr) options.control = &**use.emplace(*control);
+  if (control != nullptr) options.control = &*use.emplace(*control);
   std::unique_ptr<distributed::NcclGroup> made;
   {
     const ReleasedGil released;
-    made = make_nccl_group(context, options);
+    made = new_group(context, options);
   }
   return std::make_shared<NcclRank>(std::move(made), std::move(control), std::move(owner));
 }
@@ -135,7 +139,7 @@ void bind_nccl_groups(nb::module_& m) {
   m.def(
       "_nccl_unique_id",
       [](const std::string& library) {
-        const NcclUniqueId id = nccl_unique_id(library);
+        const NcclUniqueId id = new_id(library);
         return nb::bytes(id.data(), id.size());
       },
       nb::arg("library"));

@@ -456,22 +456,42 @@ TEST(NcclGroup, TimesOutInAReplayUnderWatch) {
   EXPECT_THAT(errors[1], IsEmpty());
 }
 
-TEST(NcclGroup, ALongRunIsWatchedToItsEnd) {
+// The operation that hangs is watched when the one before it has been passed.
+TEST(NcclGroup, TheLastOfSeveralOperationsTimesOut) {
+  NEEDS_GPUS(2);
+  for (const int several : {1, 100}) {
+    const auto errors = run_gpus(
+        2,
+        [&](const Rank& at) {
+          float* const data = at.gpu.array(values(0, 4));
+          float* const all = at.gpu.array(8);
+          for (int i = 0; i < several; ++i) at.group.all_gather(data, all, 16, at.gpu.stream());
+          if (at.group.rank() == 0) at.group.all_gather(data, all, 16, at.gpu.stream());
+          at.gpu.wait();
+          if (at.group.rank() == 0) at.group.check();
+        },
+        kShort);
+    EXPECT_THAT(errors[0], HasSubstr("waited 300 ms for the device to finish all_gather"));
+    EXPECT_THAT(errors[1], IsEmpty());
+  }
+}
+
+// Operations that go on put no end off.
+TEST(NcclGroup, TimesOutWhileOperationsGoOn) {
   NEEDS_GPUS(2);
   const auto errors = run_gpus(
       2,
       [](const Rank& at) {
+        if (at.group.rank() == 1) return;
         float* const data = at.gpu.array(values(0, 4));
         float* const all = at.gpu.array(8);
-        for (int i = 0; i < 100; ++i) at.group.all_gather(data, all, 16, at.gpu.stream());
-        if (at.group.rank() == 0) {
-          for (int i = 0; i < 20; ++i) at.group.all_gather(data, all, 16, at.gpu.stream());
+        for (int i = 0; i < 100; ++i) {
+          at.group.all_gather(data, all, 16, at.gpu.stream());
+          std::this_thread::sleep_for(kShort / 6);
         }
-        at.gpu.wait();
-        if (at.group.rank() == 0) at.group.check();
       },
       kShort);
-  EXPECT_THAT(errors[0], HasSubstr("waited 300 ms for the device to finish all_gather"));
+  EXPECT_THAT(errors[0], HasSubstr("for the device to finish all_gather (operation 1)"));
 }
 
 TEST(NcclGroup, AllGatherHostTimesOut) {
@@ -544,6 +564,9 @@ TEST(NcclGroup, RefusesBadArguments) {
   refused("none of communicator", gpu, [](auto& options) { options.id.reset(); });
   refused("both given", gpu, [](auto& options) { options.communicator = &options; });
   expect_error(ErrorCode::kUnavailable, "NCCL cannot be loaded", [] { nccl_unique_id("/nowhere/libnccl.so.2"); });
+  NcclGroupOptions large = options_of(nccl_unique_id(kLibrary), 0, 1, kLong);
+  large.scratch_bytes = size_t{1} << 60;
+  expect_error(ErrorCode::kOutOfMemory, "", [&] { make_nccl_group(gpu, large); });
   const auto errors = run_gpus(1, [](const Rank& at) {
     float* const data = at.gpu.array(8);
     const auto refused_call = [&](const char* text, const auto& call) {
@@ -684,6 +707,14 @@ TEST(NcclGroup, ChecksWhatNcclHasMetInTheBackground) {
         return options;
       });
   EXPECT_THAT(errors[0], HasSubstr("NCCL: remote process exited"));
+}
+
+TEST(NcclGroup, IsConnectedWhenItIsThere) {
+  const auto count = fake<int()>("fake_nccl_operations");
+  const int before = count();
+  const auto errors = run_gpus(2, [](const Rank&) {});
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  EXPECT_EQ(count() - before, 4);  // of either rank an all-gather, and sends and receives
 }
 
 TEST(NcclGroup, RanksThatDisagreeAboutSizesTimeOut) {

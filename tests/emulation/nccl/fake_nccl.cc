@@ -64,6 +64,7 @@ struct Operation {
 std::mutex registry_mutex;
 std::map<std::string, std::weak_ptr<Clique>> registry;
 std::atomic<int> communicators{0};
+std::atomic<int> operations{0};
 
 void execute(Rank& self, const Operation& operation) {
   Clique& clique = *self.clique;
@@ -96,6 +97,7 @@ void execute(Rank& self, const Operation& operation) {
   } else if (operation.finish) {
     operation.finish();
   }
+  ++operations;
 }
 
 ncclResult_t put_on_stream(const std::shared_ptr<Rank>& rank, cudaStream_t handle, Operation operation) {
@@ -189,6 +191,10 @@ extern "C" {
 int fake_nccl_communicators() {
   return communicators;
 }
+/// For tests: how many operations have ended, of all communicators.
+int fake_nccl_operations() {
+  return operations;
+}
 /// For tests: NCCL has met an error in the background.
 void fake_nccl_break(ncclComm_t communicator) {
   communicator->rank->state = ncclRemoteError;
@@ -261,12 +267,17 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t* result
 }
 ncclResult_t ncclCommFinalize(ncclComm_t communicator) {
   const std::shared_ptr<Rank> rank = communicator->rank;
-  if (rank->blocking || rank->joining || rank->state != ncclSuccess) return ncclInvalidUsage;
+  if (rank->joining || rank->state != ncclSuccess) return ncclInvalidUsage;
   rank->state = ncclInProgress;
-  std::thread([rank] {
+  std::thread flush([rank] {
     while (rank->pending != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     rank->state = ncclSuccess;
-  }).detach();
+  });
+  if (rank->blocking) {
+    flush.join();
+    return ncclSuccess;
+  }
+  flush.detach();
   return ncclInProgress;
 }
 ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
