@@ -1,7 +1,7 @@
 # Finds NVIDIA's NCCL: nccl.h and, beside it, libnccl.so.2. Looks under NCCL_ROOT, CMAKE_PREFIX_PATH, the system's and the CUDA
-# toolkit's directories, and in the pip packages nvidia-nccl-cu13 and nvidia-nccl-cu12 of the Python interpreter in PATH.
+# toolkit's directories, and in the pip packages nvidia-nccl-cu13 and nvidia-nccl-cu12 of Python_EXECUTABLE or the Python in PATH.
 # Sets NCCL_FOUND, NCCL_VERSION and NCCL_LIBRARY, which may be missing: Folio loads it at run time. Defines NCCL::headers.
-find_program(NCCL_PYTHON NAMES python3 python DOC "Python interpreter whose packages are searched for NCCL")
+find_program(NCCL_PYTHON NAMES ${Python_EXECUTABLE} python3 python DOC "Python interpreter whose packages are searched for NCCL")
 mark_as_advanced(NCCL_PYTHON)
 set(nccl_packages "")
 if(NCCL_PYTHON AND NOT NCCL_INCLUDE_DIR)
