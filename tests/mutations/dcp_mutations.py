@@ -11,6 +11,7 @@ RUN = DISTRIBUTED + "dcp_run.cc"
 AGREEMENT = DISTRIBUTED + "dcp_agreement.cc"
 SHARD_BATCH = "src/kernels/cuda/common/merge_states/shard_batch.hpp"
 THREADS = DISTRIBUTED + "thread_group.cc"
+SUMS = DISTRIBUTED + "rank_sum.cc"
 STEP = "src/backends/common/dcp_step.cc"
 
 rule = "combining ranks' results"
@@ -74,8 +75,11 @@ plant(rule, "partials-in-the-models-dtype", PLAN, "  fresh.out = DType::kFloat32
 rule = "groups of threads"
 plant(rule, "buffers-left-too-early", THREADS, "    meeting_->meet_inside();\n    if (gpu_failure_", "    if (gpu_failure_")
 plant(rule, "leaving-not-noticed", THREADS, '{ meeting_->fail("rank ", rank_, " has left it"); }', "= default;")
-plant(rule, "sums-in-another-order", THREADS, "std::copy_n(sent(0), length, sums.data());\n      for (int32_t r = 1; r < size(); ++r) {\n        const float* values = sent(r);",
-      "std::copy_n(sent(size() - 1), length, sums.data());\n      for (int32_t r = size() - 1; r-- > 0;) {\n        const float* values = sent(r);")
+plant(rule, "sums-in-another-order", SUMS, "std::copy_n(sent[0] + done, length, sums.data());\n    for (const float* const values : sent.subspan(1)) {",
+      "std::copy_n(sent.back() + done, length, sums.data());\n    for (const float* const values : sent.first(sent.size() - 1)) {")
+plant(rule, "sums-of-the-first-step", SUMS, "sums[i] += values[done + i];", "sums[i] += values[i];")
+plant(rule, "sums-over-their-parts", SUMS, "check_exchange(part, bytes, out, bytes);", "check_buffer(\"send\", part, bytes);")
+plant(rule, "sums-of-nothing", SUMS, 'core::require(!sent.empty(), "sent has no parts; a sum has one or more");', "if (sent.empty()) return;")
 plant(rule, "missing-thread-not-told", THREADS, 'groups[0]->fail("not every rank has a thread");', "")
 
 rule = "threads in a forked child"
