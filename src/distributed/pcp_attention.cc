@@ -210,10 +210,10 @@ const ProcessGroup& PcpAttention::group() const noexcept {
 
 namespace {
 
-/// One call of `plan`.
-class Planner {
+/// One step, while it is planned.
+class Step {
  public:
-  Planner(PcpState& state, const PcpBatch& batch, Stream stream)
+  Step(PcpState& state, const PcpBatch& batch, Stream stream)
       : state_(state),
         config_(state.attention()),
         world_(state.world()),
@@ -271,6 +271,7 @@ class Planner {
     state_.older_first.clear();
     state_.older_len.clear();
     state_.older_indptr.assign(1, 0);
+    state_.q_len.clear();
     int64_t most = 0;
     for (int32_t p = 0; p < world_; ++p) {
       int64_t pages = 0;
@@ -284,6 +285,7 @@ class Planner {
     for (int32_t i = 0; i < batch_.num_requests; ++i) {
       const OlderRange range = older(i);
       const int32_t pages = pages_for(range.local(world_, rank_, state_.config.interleave), config_.page_size);
+      state_.q_len.push_back(q_len(i));
       state_.older_first.push_back(range.first / world_);
       state_.older_len.push_back(core::checked_cast<int32_t>(int64_t{pages} * config_.page_size));
       state_.older_indptr.push_back(core::checked_cast<int32_t>(int64_t{state_.older_indptr.back()} + pages));
@@ -431,7 +433,7 @@ class Planner {
 
 PcpPlan PcpAttention::plan(const PcpBatch& batch, Stream stream) {
   state_->step += 1;
-  return Planner(*state_, batch, stream).plan();
+  return Step(*state_, batch, stream).plan();
 }
 
 }  // namespace folio::inline v0::distributed

@@ -51,6 +51,16 @@ std::vector<PcpSetup> feature_setups() {
     s.model = DType::kBFloat16, s.cache = s.query = DType::kFloat8E4M3;
     s.q_granularity = ScaleGranularity::kPerHead, s.q_scales = {0.5f, 3.0f};
   });
+  add("a q scale per request", [](DcpSetup& s) {
+    s.model = DType::kBFloat16, s.cache = s.query = DType::kFloat8E4M3, s.k_scale = 0.5f;
+    s.q_granularity = ScaleGranularity::kPerRequest;
+    s.q_scales = {1.0f, 0.5f, 2.0f, 3.0f, 0.25f, 1.5f, 4.0f, 0.75f, 1.25f};
+  });
+  add("a q scale per request and head", [](DcpSetup& s) {
+    s.model = DType::kBFloat16, s.cache = s.query = DType::kFloat8E4M3, s.v_scale = 2.0f;
+    s.q_granularity = ScaleGranularity::kPerRequestAndHead;
+    for (int32_t i = 0; i < 18; ++i) s.q_scales.push_back(0.25f * static_cast<float>(i + 1));
+  });
   add("batch-invariant", [](DcpSetup& s) { s.determinism = Determinism::kBatchInvariant; });
   add("new requests only", [](DcpSetup& s) { s.requests = {{3, 3}, {77, 77}}; });
   add("one new token", [](DcpSetup& s) { s.requests = {{150, 1}}; });

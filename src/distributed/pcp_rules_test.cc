@@ -45,6 +45,17 @@ PcpPlan plan_of(const PcpSetup& setup) {
   return attention.plan(divided.batch());
 }
 
+/// One rank's step with arguments that change(args) has changed.
+template <typename Change>
+void run_changed(PcpCase& divided, ProcessGroup& group, Change change) {
+  PcpAttention attention(pcp_context(), group, divided.config());
+  const PcpPlan plan = attention.plan(divided.batch());
+  core::AlignedBuffer workspace(attention.workspace_size(plan), core::AlignedBuffer::kWorkspaceAlignment);
+  PcpArgs args = divided.args(group.rank());
+  change(args);
+  attention.run(plan, args, {workspace.data(), workspace.bytes()});
+}
+
 TEST(PcpAttention, PassesOlderTokensTheCheaperWay) {
   // On two ranks, 32 of 64 older tokens each: one page of 32 tokens.
   PcpSetup setup;
@@ -169,12 +180,12 @@ TEST(PcpAttention, RefusesArgumentsBeforeAnythingIsSentOrWritten) {
     const PcpPlan plan = attention.plan(divided.batch());
     core::AlignedBuffer workspace(attention.workspace_size(plan), core::AlignedBuffer::kWorkspaceAlignment);
     const Workspace memory{workspace.data(), workspace.bytes()};
-    const std::vector<float> scales(3, 1.0f);
-    const auto refused = [&](const char* text, auto change, ErrorCode code = ErrorCode::kInvalidArgument) {
+    const std::vector<float> scales(4, 1.0f), zeros(4, 0.0f);
+    const auto refused = [&](const char* text, auto change) {
       PcpArgs args = divided.args(0);
       const std::vector<std::byte> before = divided.ranks[0].out;
       change(args);
-      expect_refusal(code, text, [&] { attention.run(plan, args, memory); });
+      expect_refusal(ErrorCode::kInvalidArgument, text, [&] { attention.run(plan, args, memory); });
       EXPECT_EQ(divided.ranks[0].out, before);
     };
     refused("q has 3 tokens; the plan has", [](PcpArgs& a) { a.q.shape[0] = 3; });
@@ -189,12 +200,9 @@ TEST(PcpAttention, RefusesArgumentsBeforeAnythingIsSentOrWritten) {
     refused("sinks is given", [&](PcpArgs& a) { a.sinks = scales.data(); });
     refused("logits_soft_cap is given", [](PcpArgs& a) { a.logits_soft_cap = 1.0f; });
     refused("q_scale is given", [](PcpArgs& a) { a.q_scale.value = 2.0f; });
-    refused(
-        "k_scale is per request",
-        [&](PcpArgs& a) {
-          a.k_scale = {1.0f, scales.data(), ScaleGranularity::kPerRequest};
-        },
-        ErrorCode::kUnsupported);
+    refused("k_scale is per request and has no data",
+            [](PcpArgs& a) { a.k_scale.granularity = ScaleGranularity::kPerRequest; });
+    refused("k_scale", [&](PcpArgs& a) { a.k_scale = {1.0f, zeros.data(), ScaleGranularity::kPerRequest}; });
     const PcpArgs args = divided.args(0);
     expect_refusal(ErrorCode::kWorkspaceTooSmall, "are needed", [&] {
       attention.run(plan, args, {workspace.data(), workspace.bytes() - 1});
@@ -246,16 +254,14 @@ TEST(PcpAttention, RanksOfDifferentScalesAllThrow) {
     setup.exchange = exchange;
     run_ranks(2, [&](ProcessGroup& group) {
       PcpCase divided(setup);
-      PcpAttention attention(pcp_context(), group, divided.config());
-      const PcpPlan plan = attention.plan(divided.batch());
-      core::AlignedBuffer workspace(attention.workspace_size(plan), core::AlignedBuffer::kWorkspaceAlignment);
-      PcpArgs args = divided.args(group.rank());
-      if (group.rank() == 1) change(args);
-      const std::vector<std::byte> before = divided.ranks[static_cast<size_t>(group.rank())].out;
       expect_refusal(ErrorCode::kInvalidArgument, text, [&] {
-        attention.run(plan, args, {workspace.data(), workspace.bytes()});
+        run_changed(divided, group, [&](PcpArgs& args) {
+          if (group.rank() == 1) change(args);
+        });
       });
-      EXPECT_EQ(divided.ranks[static_cast<size_t>(group.rank())].out, before);
+      const std::vector<std::byte> after = divided.ranks[static_cast<size_t>(group.rank())].out;
+      divided.args(group.rank());  // nothing is written
+      EXPECT_EQ(divided.ranks[static_cast<size_t>(group.rank())].out, after);
     });
   };
   const std::vector<float> slopes{0.1f, 0.2f, 0.3f, 0.5f}, per_head{1.0f, 2.0f};
@@ -263,6 +269,10 @@ TEST(PcpAttention, RanksOfDifferentScalesAllThrow) {
   refused("logits_soft_cap of rank", PcpExchange::kPassQ, [](PcpArgs& a) { a.logits_soft_cap = 1.0f; });
   refused("alibi_slopes of rank", PcpExchange::kPassQ, [&](PcpArgs& a) { a.alibi_slopes = slopes.data(); });
   refused("k_scale of rank", PcpExchange::kPassKv, [](PcpArgs& a) { a.k_scale.value = 2.0f; });
+  const std::vector<float> per_request{1.0f, 1.0f, 2.0f};
+  refused("k_scale of rank", PcpExchange::kPassKv, [&](PcpArgs& a) {
+    a.k_scale = {1.0f, per_request.data(), ScaleGranularity::kPerRequest};
+  });
   refused("v_scale of rank", PcpExchange::kPassKv, [&](PcpArgs& a) {
     a.v_scale = {1.0f, per_head.data(), ScaleGranularity::kPerHead};
   });
@@ -272,33 +282,62 @@ TEST(PcpAttention, ADefaultScaleIsAsGoodAsItsValue) {
   PcpSetup setup = three_requests();
   PcpCase divided(setup);
   run_ranks(2, [&](ProcessGroup& group) {
-    PcpAttention attention(pcp_context(), group, divided.config());
-    const PcpPlan plan = attention.plan(divided.batch());
-    core::AlignedBuffer workspace(attention.workspace_size(plan), core::AlignedBuffer::kWorkspaceAlignment);
-    PcpArgs args = divided.args(group.rank());
-    if (group.rank() == 1) args.sm_scale = 1.0f / std::sqrt(static_cast<float>(setup.whole.dim_qk));
-    attention.run(plan, args, {workspace.data(), workspace.bytes()});
+    run_changed(divided, group, [&](PcpArgs& args) {
+      if (group.rank() == 1) args.sm_scale = 1.0f / std::sqrt(static_cast<float>(setup.whole.dim_qk));
+    });
   });
   EXPECT_EQ(divided.wrong_outputs(), "");
 }
 
-// Under pass-Q a shard's scales are its own: they may differ.
-TEST(PcpAttention, AShardMayHaveScalesOfItsOwn) {
+// Under pass-Q a shard's scales are its own, and need not have the others' form.
+TEST(PcpAttention, AShardHasScalesOfItsOwn) {
   PcpSetup setup = three_requests();
   setup.whole.model = DType::kBFloat16;
   setup.whole.cache = DType::kFloat8E4M3;
   setup.exchange = PcpExchange::kPassQ;
   PcpCase divided(setup);
+  const std::vector<float> ones(3, 1.0f);
   run_ranks(2, [&](ProcessGroup& group) {
-    PcpAttention attention(pcp_context(), group, divided.config());
-    const PcpPlan plan = attention.plan(divided.batch());
-    core::AlignedBuffer workspace(attention.workspace_size(plan), core::AlignedBuffer::kWorkspaceAlignment);
-    PcpArgs args = divided.args(group.rank());
-    const std::vector<float> ones{1.0f, 1.0f};
-    if (group.rank() == 1) args.k_scale = {1.0f, ones.data(), ScaleGranularity::kPerHead};
-    attention.run(plan, args, {workspace.data(), workspace.bytes()});
+    run_changed(divided, group, [&](PcpArgs& args) {
+      if (group.rank() == 1) args.k_scale = {1.0f, ones.data(), ScaleGranularity::kPerRequest};
+    });
   });
   EXPECT_EQ(divided.wrong_outputs(), "");
+}
+
+TEST(PcpAttention, ScalesPerRequestAreThoseOfRequestsAlone) {
+  const std::vector<RequestLengths> requests{{150, 20, 0}, {30, 0, 1}, {99, 33, 2}};
+  const std::vector<float> k_scales{0.5f, 9.0f, 2.0f}, v_scales{1.0f, 2.0f, 9.0f, 9.0f, 3.0f, 0.25f};
+  for (const PcpExchange exchange : {PcpExchange::kPassQ, PcpExchange::kPassKv}) {
+    PcpSetup setup;
+    setup.exchange = exchange;
+    setup.whole.model = DType::kBFloat16;
+    setup.whole.cache = DType::kFloat8E4M3;
+    setup.whole.determinism = Determinism::kBatchInvariant;
+    const auto run_all = [&](PcpCase& divided, auto change) {
+      run_ranks(2, [&](ProcessGroup& group) { run_changed(divided, group, change); });
+      divided.wrong_outputs();  // which puts the results together: with these scales they are others than the oracle's
+    };
+    setup.whole.requests = requests;
+    PcpCase together(setup);
+    run_all(together, [&](PcpArgs& args) {
+      args.k_scale = {1.0f, k_scales.data(), ScaleGranularity::kPerRequest};
+      args.v_scale = {1.0f, v_scales.data(), ScaleGranularity::kPerRequestAndHead, 2};
+    });
+    const auto row = static_cast<std::ptrdiff_t>(setup.whole.heads * setup.whole.dim_v * 2);
+    for (const size_t i : {size_t{0}, size_t{2}}) {
+      setup.whole.requests = {requests[i]};
+      PcpCase alone(setup);
+      run_all(alone, [&](PcpArgs& args) {
+        args.k_scale.value = k_scales[i];
+        args.v_scale = {1.0f, v_scales.data() + 2 * i, ScaleGranularity::kPerHead};
+      });
+      const std::vector<std::byte>& own = alone.whole.ranks[0].out;
+      EXPECT_TRUE(std::equal(own.begin(), own.begin() + requests[i].q_len * row,
+                             together.whole.ranks[0].out.begin() + together.whole.cu_q[i] * row))
+          << "request " << i;
+    }
+  }
 }
 
 TEST(PcpAttention, PlansAgainOverOtherBatches) {

@@ -58,6 +58,8 @@ PcpLayout pcp_layout(const PcpState& state, const PcpPlan& plan) {
     layout.table = take(state.older_indptr.back(), 1, sizeof(int32_t));
   }
   layout.states = take(layout.num_states * tokens, state.partial_row(), sizeof(float));
+  layout.own_q_scale = take(state.own.size(), c.num_kv_heads, sizeof(float));
+  layout.row_scales = take(3 * int64_t{state.older_rows(plan.exchange).size()}, c.num_kv_heads, sizeof(float));
   if (plan.fresh) layout.attention_bytes = folio::workspace_size(*plan.fresh);
   if (plan.older) layout.attention_bytes = std::max(layout.attention_bytes, folio::workspace_size(*plan.older));
   layout.attention = take(static_cast<int64_t>(layout.attention_bytes), 1, 1);
@@ -145,9 +147,44 @@ class Run {
     core::require(tensor.data != nullptr || tokens() == 0, name, " has no memory");
   }
 
+  static bool is_per_request(const Scale& scale) {
+    return scale.granularity == ScaleGranularity::kPerRequest ||
+           scale.granularity == ScaleGranularity::kPerRequestAndHead;
+  }
+
   static void check_scale(const char* name, const Scale& scale) {
-    if (scale.granularity == ScaleGranularity::kPerTensor || scale.granularity == ScaleGranularity::kPerHead) return;
-    core::fail(ErrorCode::kUnsupported, name, " is per request; PcpAttention takes scales per tensor and per head");
+    core::require(!is_per_request(scale) || scale.data != nullptr, name, " is per request and has no data");
+    core::require(scale.request_stride >= 0, name, ".request_stride is ", scale.request_stride);
+  }
+
+  static float scale_of(const Scale& scale, int64_t request, int32_t head) {
+    if (scale.data == nullptr) return scale.value;
+    switch (scale.granularity) {
+      case ScaleGranularity::kPerHead: return scale.data[head];
+      case ScaleGranularity::kPerRequest: return scale.data[request];
+      case ScaleGranularity::kPerRequestAndHead: return scale.data[request * scale.request_stride + head];
+      default: return scale.data[0];
+    }
+  }
+
+  /// A scale per request as one per row of a plan; others are themselves.
+  Scale for_rows_of(const ChunkRows& rows, const Scale& scale, float* memory) const {
+    if (!is_per_request(scale)) return scale;
+    float* next = memory;
+    for (const int32_t request : rows.request) {
+      for (int32_t h = 0; h < config_.num_kv_heads; ++h) *next++ = request < 0 ? 1.0f : scale_of(scale, request, h);
+    }
+    return {1.0f, memory, ScaleGranularity::kPerRequestAndHead, config_.num_kv_heads};
+  }
+
+  void expand_scales() {
+    const ChunkRows& rows = state_.older_rows(plan_.exchange);
+    const int64_t each = int64_t{rows.size()} * config_.num_kv_heads;
+    float* const memory = floats(layout_.row_scales);
+    own_q_scale_ = for_rows_of(state_.own, args_.q_scale, floats(layout_.own_q_scale));
+    row_q_scale_ = for_rows_of(rows, args_.q_scale, memory);
+    row_k_scale_ = for_rows_of(rows, args_.k_scale, memory + each);
+    row_v_scale_ = for_rows_of(rows, args_.v_scale, memory + 2 * each);
   }
 
   void check(Workspace workspace) {
@@ -161,6 +198,7 @@ class Run {
     check_scale("k_scale", args_.k_scale);
     check_scale("v_scale", args_.v_scale);
     core::require(args_.out_scale.granularity == ScaleGranularity::kPerTensor, "out_scale is not per tensor");
+    expand_scales();
     if (plan_.fresh) {
       const SegmentArgs segment = fresh_segment();
       attention::check_args(detail::checked(*plan_.fresh), own_args(layout_.num_states - 1, {&segment, 1}));
@@ -189,7 +227,7 @@ class Run {
     args.sm_scale = args_.sm_scale;
     args.logits_soft_cap = args_.logits_soft_cap;
     args.alibi_slopes = args_.alibi_slopes;
-    args.q_scale = args_.q_scale;
+    args.q_scale = own_q_scale_;
     return args;
   }
 
@@ -303,13 +341,13 @@ class Run {
     return header;
   }
 
-  /// Of its values, one for every KV head.
+  /// Of its values, one for every KV head, of every request where they differ.
   uint64_t digest_of(const Scale& scale) const {
     Digest digest;
-    for (int32_t h = 0; h < config_.num_kv_heads; ++h) {
-      const bool per_head = scale.granularity == ScaleGranularity::kPerHead;
-      const float value = scale.data == nullptr ? scale.value : scale.data[per_head ? h : 0];
-      digest.add(std::bit_cast<uint32_t>(value));
+    const int32_t requests = is_per_request(scale) ? plan_.num_requests : 1;
+    for (int32_t i = 0; i < requests; ++i) {
+      if (is_per_request(scale) && state_.q_len[static_cast<size_t>(i)] == 0) continue;  // it has no scale
+      for (int32_t h = 0; h < config_.num_kv_heads; ++h) digest.add(std::bit_cast<uint32_t>(scale_of(scale, i, h)));
     }
     return digest.value();
   }
@@ -352,8 +390,8 @@ class Run {
     SegmentArgs segment;
     segment.cache = args_.cache;
     segment.table = table_of(state_.shard, table_memory());
-    segment.k_scale = args_.k_scale;
-    segment.v_scale = args_.v_scale;
+    segment.k_scale = row_k_scale_;
+    segment.v_scale = row_v_scale_;
     return segment;
   }
 
@@ -361,6 +399,7 @@ class Run {
   AttentionArgs shard_args(std::span<const SegmentArgs> segments) const {
     const int64_t rows = int64_t{state_.world()} * plan_.max_tokens;
     AttentionArgs args = common_args();
+    args.q_scale = row_q_scale_;
     args.q = ConstTensorView(memory_ + layout_.queries, config_.q, {rows, config_.num_q_heads, config_.head_dim_qk});
     args.segments = segments;
     set_out(args, floats(layout_.sent), rows);
@@ -428,8 +467,8 @@ class Run {
       SegmentArgs& segment = state_.arguments[static_cast<size_t>(p)];
       segment.cache = make_nhd_view(shape, older_piece(p), older_piece(p) + layout_.older_values);
       segment.table = table_of(keys, keys.indices.data());
-      segment.k_scale = args_.k_scale;
-      segment.v_scale = args_.v_scale;
+      segment.k_scale = row_k_scale_;
+      segment.v_scale = row_v_scale_;
     }
     return state_.arguments;
   }
@@ -446,6 +485,7 @@ class Run {
   const PcpLayout layout_;
   std::byte* memory_;
   Stream stream_;
+  Scale own_q_scale_, row_q_scale_, row_k_scale_, row_v_scale_;  ///< for the rows of plans
 };
 
 }  // namespace

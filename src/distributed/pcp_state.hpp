@@ -51,10 +51,11 @@ struct PcpState {
 
   // Of the step that was planned.
   uint64_t step = 0;
-  int32_t fresh_pages = 0;   ///< of the new tokens in order of their positions
-  int64_t older_tokens = 0;  ///< kPassKv: tokens of one rank's piece
-  ChunkRows own{};           ///< this rank's two chunks of every request
-  ChunkRows all{};           ///< kPassQ: those of all ranks, each followed by the rows that pad it to max_tokens
+  std::vector<int32_t> q_len{};  ///< [R]
+  int32_t fresh_pages = 0;       ///< of the new tokens in order of their positions
+  int64_t older_tokens = 0;      ///< kPassKv: tokens of one rank's piece
+  ChunkRows own{};               ///< this rank's two chunks of every request
+  ChunkRows all{};               ///< kPassQ: those of all ranks, each followed by the rows that pad it to max_tokens
   std::vector<int32_t> first_new{};      ///< for `own`: position of the request's first new token
   ChunkKeys fresh{};                     ///< for `own`
   ChunkKeys shard{};                     ///< kPassQ: for `all`, in this rank's cache
@@ -73,6 +74,8 @@ struct PcpState {
   int64_t fresh_row() const;
   /// Rows of the piece that one rank sends of k and v: its tokens, padded, and rows that hold its PcpHeader.
   int64_t piece_rows(int32_t max_tokens) const;
+  /// The rows that meet older tokens.
+  const ChunkRows& older_rows(PcpExchange exchange) const { return exchange == PcpExchange::kPassQ ? all : own; }
   /// Floats of a partial result's token: H rows with their LSEs.
   int64_t partial_row() const { return int64_t{attention().num_q_heads} * (attention().head_dim_v + kLsePadding); }
 };
@@ -100,7 +103,9 @@ struct PcpLayout {
   size_t older_values = 0;  ///< offset of the values in a piece
   size_t states = 0;        ///< [S, Tp, H, Dv + 4]: partial results of this rank's queries; new tokens' come last
   int32_t num_states = 0;
-  size_t attention = 0;  ///< workspace of either pass
+  size_t own_q_scale = 0;  ///< scales per request, for every row of a plan and KV head: of the own queries
+  size_t row_scales = 0;   ///< q's, k's and v's for the rows that meet older tokens: [3, N, Hkv]
+  size_t attention = 0;    ///< workspace of either pass
   size_t attention_bytes = 0;
   size_t total = 0;
 };

@@ -71,13 +71,13 @@ struct PcpArgs {
   ConstTensorView v;  ///< [num_tokens.., num_kv_heads, head_dim_v]
   KvCacheView cache;  ///< this rank's shard of all tokens: local token j of a request at page j / page_size of its row
   PageTableView table;  ///< [>= R]
-  Scale k_scale;        ///< of the cache, per tensor or head; equal on all ranks
+  Scale k_scale;        ///< of the cache; under kPassKv equal on all ranks
   Scale v_scale;
-  Scale q_scale;                        ///< fp8 queries: per tensor or head; equal on all ranks
-  TensorView out;                       ///< [num_tokens.., num_q_heads, head_dim_v]; must not overlap any input
-  Scale out_scale;                      ///< fp8 outputs, as merge_state's
-  LseView lse;                          ///< null data = not wanted
-  float sm_scale = 0.0f;                ///< as AttentionArgs; equal on all ranks
+  Scale q_scale;          ///< fp8 queries: of any granularity (heads are KV heads), with equal values on all ranks
+  TensorView out;         ///< [num_tokens.., num_q_heads, head_dim_v]; must not overlap any input
+  Scale out_scale;        ///< fp8 outputs, as merge_state's
+  LseView lse;            ///< null data = not wanted
+  float sm_scale = 0.0f;  ///< as AttentionArgs; equal on all ranks
   float logits_soft_cap = 0.0f;         ///< likewise
   const float* alibi_slopes = nullptr;  ///< [num_q_heads], likewise
   const float* sinks = nullptr;         ///< [num_q_heads]
