@@ -5,6 +5,8 @@
 #include "folio/distributed/context_parallel.hpp"  // IWYU pragma: export
 #include "folio/distributed/dcp_attention.hpp"     // IWYU pragma: export
 #include "folio/distributed/lse_combine.hpp"       // IWYU pragma: export
+#include "folio/distributed/pcp_attention.hpp"     // IWYU pragma: export
+#include "folio/distributed/pcp_tokens.hpp"        // IWYU pragma: export
 #include "folio/distributed/process_group.hpp"     // IWYU pragma: export
 #include "folio/distributed/simulated_group.hpp"   // IWYU pragma: export
 #include "folio/distributed/thread_group.hpp"      // IWYU pragma: export

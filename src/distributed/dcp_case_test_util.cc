@@ -263,6 +263,7 @@ DcpConfig DcpCase::config() const {
   attention.mask = setup.mask;
   attention.window_left = setup.window_left;
   attention.window_right = setup.window_right;
+  attention.attention_chunk = setup.attention_chunk;
   attention.determinism = setup.determinism;
   if (setup.alibi) attention.features = attention.features | Feature::kAlibi;
   if (setup.sinks) attention.features = attention.features | Feature::kSinks;

@@ -40,6 +40,7 @@ struct DcpSetup {
   MaskKind mask = MaskKind::kCausal;
   int32_t window_left = -1;
   int32_t window_right = -1;
+  int32_t attention_chunk = 0;
   bool alibi = false;
   bool sinks = false;
   std::optional<std::array<float, 2>> sink_range;  ///< of the first head of all ranks and of the last; evenly between

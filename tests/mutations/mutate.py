@@ -28,6 +28,7 @@ import cuda_mutations  # noqa: F401
 import dcp_mutations  # noqa: F401
 import flash_attn_mutations  # noqa: F401
 import flashinfer_mutations  # noqa: F401
+import pcp_mutations  # noqa: F401
 import scheduler_mutations  # noqa: F401
 import token_pool_mutations  # noqa: F401
 import token_list_mutations  # noqa: F401
@@ -63,6 +64,7 @@ TESTS = {
     "folio_kernels_inventory_test": "src/kernels",
     "folio_kernels_amx_test": "src/kernels/cpu/amx",
     "folio_flash_attn_batches_test": "src/backends/flash_attn",
+    "folio_pcp_test": "src/distributed",
     "folio_distributed_test": "src/distributed",
     "folio_distributed_allocation_test": "src/distributed",
     "folio_backends_dcp_test": "tests/backends",

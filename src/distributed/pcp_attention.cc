@@ -1,0 +1,439 @@
+// Which kernels serve divided queries, and a step's plan: chunks as requests of their own, segments, positions.
+#include "folio/distributed/pcp_attention.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "core/checked_math.hpp"
+#include "core/error.hpp"
+#include "distributed/dcp_state.hpp"
+#include "distributed/pcp_state.hpp"
+#include "folio/distributed/context_parallel.hpp"
+#include "folio/page_table.hpp"
+
+namespace folio::inline v0::distributed {
+namespace {
+
+/// What ranks must agree on.
+uint64_t digest_of(const PcpConfig& config) {
+  const AttentionConfig& attention = config.attention;
+  return Digest()
+      .add(attention.num_q_heads)
+      .add(attention.num_kv_heads)
+      .add(attention.head_dim_qk)
+      .add(attention.head_dim_v)
+      .add(attention.q)
+      .add(attention.kv)
+      .add(attention.ragged_kv)
+      .add(attention.kv_format)
+      .add(attention.page_size)
+      .add(attention.mask)
+      .add(attention.window_left)
+      .add(attention.window_right)
+      .add(attention.attention_chunk)
+      .add(attention.features.bits)
+      .add(attention.determinism)
+      .add(config.interleave)
+      .add(config.exchange)
+      .value();
+}
+
+/// Whether rows of the cache can be gathered as they are. Others have scales beside them or in them.
+bool can_gather(const AttentionConfig& config) {
+  return config.kv_format != KvFormat::kFp8DsMla && config.kv != DType::kInt8;
+}
+
+void check_config(const Context& context, const PcpConfig& config) {
+  if (context.device().type != DeviceType::kCpu) {
+    core::fail(ErrorCode::kUnsupported, "the context is a GPU's; PcpAttention takes a CPU's");
+  }
+  const AttentionConfig& attention = config.attention;
+  if (attention.mask == MaskKind::kCustom) {
+    core::fail(ErrorCode::kUnsupported, "the mask is a custom one; PcpAttention takes kCausal and kNone");
+  }
+  const Features taken = Feature::kSoftCap | Feature::kAlibi | Feature::kSinks;
+  if ((attention.features.bits & ~taken.bits) != 0) {
+    core::fail(ErrorCode::kUnsupported, "features is ", attention.features.bits,
+               "; PcpAttention takes kSoftCap, kAlibi and kSinks");
+  }
+  if (attention.determinism == Determinism::kScheduleInvariant) {
+    core::fail(
+        ErrorCode::kUnsupported,
+        "determinism is kScheduleInvariant; PcpAttention reads a step's new tokens apart from older ones, so that "
+        "results depend on the steps");
+  }
+  core::require(config.interleave >= 1, "interleave is ", config.interleave, "; it must be 1 or more");
+  core::require(attention.page_size >= 1 && attention.page_size % config.interleave == 0, "interleave is ",
+                config.interleave, ", which does not divide the page size (", attention.page_size, ")");
+  core::require(config.exchange == PcpExchange::kAutomatic || config.exchange == PcpExchange::kPassQ ||
+                    config.exchange == PcpExchange::kPassKv,
+                "exchange is ", static_cast<int32_t>(config.exchange));
+  if (config.exchange == PcpExchange::kPassKv && !can_gather(attention)) {
+    core::fail(ErrorCode::kUnsupported, "exchange is kPassKv over a cache of ", attention.kv, " in format ",
+               to_string(attention.kv_format), ", which has scales of its own; it takes kPassQ");
+  }
+}
+
+/// Partial results are float32 whatever the model's dtype, and sinks belong to the new tokens' pass, once.
+AttentionConfig shard_config(const AttentionConfig& config) {
+  AttentionConfig shard = config;
+  shard.out = DType::kFloat32;
+  shard.features.bits &= ~Features(Feature::kSinks).bits;
+  return shard;
+}
+
+AttentionConfig gathered_config(const AttentionConfig& config) {
+  AttentionConfig gathered = shard_config(config);
+  if (can_gather(config)) gathered.kv_format = KvFormat::kStrided;
+  return gathered;
+}
+
+/// `config` has its dtypes resolved.
+AttentionConfig fresh_config(const AttentionConfig& config) {
+  AttentionConfig fresh = config;
+  fresh.out = DType::kFloat32;
+  fresh.kv = config.ragged_kv;
+  fresh.kv_format = KvFormat::kStrided;
+  fresh.page_size = kFreshPage;
+  return fresh;
+}
+
+/// The first older position that the batch's mask lets a request's first query see.
+int32_t first_visible(const AttentionConfig& config, bool all_visible, int32_t first_query) {
+  int32_t first = 0;
+  if (all_visible) return first;
+  if (config.window_left >= 0) first = std::max(first, first_query - config.window_left);
+  if (config.attention_chunk > 0) {
+    first = std::max(first, first_query / config.attention_chunk * config.attention_chunk);
+  }
+  return first;
+}
+
+/// Where a request's older tokens are read from: whole pages of every rank, so that its table can begin there.
+struct OlderRange {
+  int32_t first = 0;  ///< global position: a multiple of the world's pages
+  int32_t end = 0;    ///< the first new token's position
+  int32_t local(int32_t world, int32_t rank, int32_t interleave) const {
+    return shard_len(end, world, rank, interleave) - first / world;
+  }
+};
+
+OlderRange older_range(const PcpState& state, bool all_visible, int32_t q_len, int32_t first_query) {
+  const int32_t first = first_visible(state.attention(), all_visible, first_query);
+  if (q_len == 0 || first >= first_query) return {};
+  const int64_t stripe = int64_t{state.attention().page_size} * state.world();
+  return {static_cast<int32_t>(first / stripe * stripe), first_query};
+}
+
+}  // namespace
+
+void ChunkRows::clear() {
+  cu_q.assign(1, 0);
+  q_first.clear();
+  kv_first.clear();
+  request.clear();
+}
+
+void ChunkRows::add(int32_t q_len, int32_t first_query, int32_t first_key, int32_t of_request) {
+  cu_q.push_back(core::checked_cast<int32_t>(int64_t{cu_q.back()} + q_len));
+  q_first.push_back(first_query);
+  kv_first.push_back(first_key);
+  request.push_back(of_request);
+}
+
+void ChunkKeys::clear() {
+  kv_len.clear();
+  indptr.assign(1, 0);
+  indices.clear();
+}
+
+void ChunkKeys::add(int32_t tokens, int32_t page_size) {
+  kv_len.push_back(tokens);
+  indptr.push_back(core::checked_cast<int32_t>(int64_t{indptr.back()} + pages_for(tokens, page_size)));
+}
+
+void ChunkKeys::add(int32_t tokens, int32_t page_size, int32_t first_page) {
+  add(tokens, page_size);
+  while (indices.size() < static_cast<size_t>(indptr.back())) indices.push_back(first_page++);
+}
+
+PcpAttention::PcpAttention(const Context& context, ProcessGroup& group, const PcpConfig& config) {
+  check_config(context, config);
+  core::require(group.size() == 1 || group.device() == context.device(),
+                "the group's buffers lie in another memory than the context's");
+  PrepareOptions options;
+  options.force_kernel = config.force_kernel;
+  options.num_workers = config.num_workers;
+  AttentionOp shard = prepare(context, shard_config(config.attention), options);
+  AttentionOp gathered = prepare(context, gathered_config(config.attention), options);
+  PcpConfig resolved = config;
+  resolved.attention.kv = shard.config().kv;
+  resolved.attention.ragged_kv = shard.config().ragged_kv;
+  if (resolved.attention.out == DType::kUnset) {
+    resolved.attention.out = is_fp8(config.attention.q) ? DType::kBFloat16 : config.attention.q;
+  }
+  AttentionOp fresh = prepare(context, fresh_config(resolved.attention), options);
+  PlanBuffer fresh_buffer = make_plan_buffer(fresh);
+  PlanBuffer shard_buffer = make_plan_buffer(shard);
+  PlanBuffer gathered_buffer = make_plan_buffer(gathered);
+  state_ = std::make_unique<PcpState>(PcpState{context, &group, resolved, std::move(fresh), std::move(shard),
+                                               std::move(gathered), std::move(fresh_buffer), std::move(shard_buffer),
+                                               std::move(gathered_buffer)});
+  const auto world = static_cast<size_t>(group.size());
+  state_->config_digest = digest_of(resolved);
+  state_->can_gather = can_gather(resolved.attention);
+  state_->gathered.resize(world);
+  state_->segments.resize(world);
+  state_->arguments.resize(world);
+}
+
+PcpAttention::PcpAttention(PcpAttention&&) noexcept = default;
+PcpAttention& PcpAttention::operator=(PcpAttention&&) noexcept = default;
+PcpAttention::~PcpAttention() = default;
+
+const PcpConfig& PcpAttention::config() const noexcept {
+  return state_->config;
+}
+const AttentionOp& PcpAttention::fresh_op() const noexcept {
+  return state_->fresh_op;
+}
+const AttentionOp& PcpAttention::shard_op() const noexcept {
+  return state_->shard_op;
+}
+const AttentionOp& PcpAttention::gathered_op() const noexcept {
+  return state_->gathered_op;
+}
+const ProcessGroup& PcpAttention::group() const noexcept {
+  return *state_->group;
+}
+
+namespace {
+
+/// One step, while it is planned.
+class Step {
+ public:
+  Step(PcpState& state, const PcpBatch& batch, Stream stream)
+      : state_(state),
+        config_(state.attention()),
+        world_(state.world()),
+        rank_(state.group->rank()),
+        batch_(batch),
+        stream_(stream) {}
+
+  PcpPlan plan() {
+    check();
+    PcpPlan planned;
+    planned.num_requests = batch_.num_requests;
+    planned.digest = digest();
+    planned.max_tokens = max_pcp_tokens(cu_q(), world_);
+    planned.step = state_.step;
+    find_older();
+    const bool any_older = older_pages_ > 0;
+    planned.pass_q_bytes = any_older ? pass_q_bytes(planned.max_tokens) : 0;
+    planned.pass_kv_bytes = any_older ? pass_kv_bytes() : 0;
+    if (any_older) planned.exchange = choose(planned);
+    divide();
+    planned.num_tokens = state_.own.cu_q.back();
+    plan_fresh(planned);
+    if (planned.exchange == PcpExchange::kPassQ) plan_shard(planned);
+    if (planned.exchange == PcpExchange::kPassKv) plan_gathered(planned);
+    return planned;
+  }
+
+ private:
+  std::span<const int32_t> cu_q() const { return {batch_.cu_q, static_cast<size_t>(batch_.num_requests) + 1}; }
+  int32_t q_len(int32_t i) const { return batch_.cu_q[i + 1] - batch_.cu_q[i]; }
+  int32_t first_query(int32_t i) const { return batch_.seq_lens[i] - q_len(i); }
+  OlderRange older(int32_t i) const { return older_range(state_, batch_.all_visible, q_len(i), first_query(i)); }
+
+  void check() const {
+    core::require(batch_.num_requests >= 0, "num_requests is ", batch_.num_requests);
+    core::require(batch_.cu_q != nullptr, "cu_q is null");
+    core::require(batch_.seq_lens != nullptr || batch_.num_requests == 0, "seq_lens is null");
+    core::require(batch_.cu_q[0] == 0, "cu_q[0] is ", batch_.cu_q[0], "; it must be 0");
+    for (int32_t i = 0; i < batch_.num_requests; ++i) {
+      core::require(batch_.cu_q[i + 1] >= batch_.cu_q[i], "request ", i, ": cu_q descends");
+      core::require(batch_.seq_lens[i] >= q_len(i), "request ", i, ": seq_lens is ", batch_.seq_lens[i], "; it has ",
+                    q_len(i), " new tokens");
+    }
+  }
+
+  uint64_t digest() const {
+    Digest digest(state_.config_digest);
+    digest.add(batch_.num_requests).add(batch_.all_visible);
+    for (int32_t i = 0; i < batch_.num_requests; ++i) digest.add(q_len(i)).add(batch_.seq_lens[i]);
+    return digest.value();
+  }
+
+  /// This rank's older tokens, and the pages of the rank that has most.
+  void find_older() {
+    state_.older_first.clear();
+    state_.older_len.clear();
+    state_.older_indptr.assign(1, 0);
+    state_.q_len.clear();
+    int64_t most = 0;
+    for (int32_t p = 0; p < world_; ++p) {
+      int64_t pages = 0;
+      for (int32_t i = 0; i < batch_.num_requests; ++i) {
+        pages += pages_for(older(i).local(world_, p, state_.config.interleave), config_.page_size);
+      }
+      most = std::max(most, pages);
+    }
+    older_pages_ = most;
+    state_.older_tokens = core::checked_mul(most, int64_t{config_.page_size});
+    for (int32_t i = 0; i < batch_.num_requests; ++i) {
+      const OlderRange range = older(i);
+      const int32_t pages = pages_for(range.local(world_, rank_, state_.config.interleave), config_.page_size);
+      state_.q_len.push_back(q_len(i));
+      state_.older_first.push_back(range.first / world_);
+      state_.older_len.push_back(core::checked_cast<int32_t>(int64_t{pages} * config_.page_size));
+      state_.older_indptr.push_back(core::checked_cast<int32_t>(int64_t{state_.older_indptr.back()} + pages));
+    }
+  }
+
+  int64_t pass_q_bytes(int32_t max_tokens) const {
+    const int64_t out = sizeof(float) * static_cast<int64_t>(config_.head_dim_v + kLsePadding);
+    return core::checked_mul(int64_t{max_tokens}, int64_t{config_.num_q_heads},
+                             config_.head_dim_qk * int64_t{size_of(config_.q)} + out);
+  }
+  int64_t pass_kv_bytes() const {
+    return core::checked_mul(state_.older_tokens, int64_t{config_.num_kv_heads},
+                             (int64_t{config_.head_dim_qk} + config_.head_dim_v) * size_of(config_.kv));
+  }
+
+  PcpExchange choose(const PcpPlan& planned) const {
+    if (state_.config.exchange != PcpExchange::kAutomatic) return state_.config.exchange;
+    if (!state_.can_gather || config_.determinism == Determinism::kBatchInvariant) return PcpExchange::kPassQ;
+    return planned.pass_kv_bytes < planned.pass_q_bytes ? PcpExchange::kPassKv : PcpExchange::kPassQ;
+  }
+
+  /// Appends a rank's chunks of every request.
+  void add_chunks(ChunkRows& rows, int32_t rank) const {
+    for (int32_t i = 0; i < batch_.num_requests; ++i) {
+      const OlderRange range = older(i);
+      for (const PcpChunk& chunk : pcp_chunks(q_len(i), i, world_, rank)) {
+        rows.add(chunk.size(), first_query(i) + chunk.begin, range.first, i);
+      }
+    }
+  }
+
+  void divide() {
+    state_.own.clear();
+    add_chunks(state_.own, rank_);
+  }
+
+  BatchView view_of(const ChunkRows& rows, std::span<const KvSegment> segments) const {
+    BatchView view;
+    view.num_requests = rows.size();
+    view.num_tokens = rows.cu_q.back();
+    view.cu_q = rows.cu_q.data();
+    view.q_first_pos = rows.q_first.data();
+    view.segments = segments;
+    return view;
+  }
+
+  KvSegment segment_of(const ChunkKeys& keys, const int32_t* first_pos) const {
+    KvSegment segment;
+    segment.kv_len = keys.kv_len.data();
+    segment.first_pos = first_pos;
+    segment.mask = batch_.all_visible ? SegmentMask::kAllVisible : SegmentMask::kAsConfig;
+    return segment;
+  }
+
+  /// A request's new tokens begin a page; its two chunks name the same pages.
+  void plan_fresh(PcpPlan& planned) {
+    state_.fresh.clear();
+    first_new_.clear();
+    fresh_slots(planned.max_tokens);
+    int32_t page = 0;
+    for (int32_t i = 0; i < batch_.num_requests; ++i) {
+      for (int32_t chunk = 0; chunk < 2; ++chunk) {
+        state_.fresh.add(q_len(i), kFreshPage, page);
+        first_new_.push_back(first_query(i));
+      }
+      page += pages_for(q_len(i), kFreshPage);
+    }
+    state_.fresh_pages = page;
+    if (planned.num_tokens == 0) return;
+    const KvSegment segment = segment_of(state_.fresh, first_new_.data());
+    planned.fresh = folio::plan(state_.fresh_op, view_of(state_.own, {&segment, 1}), state_.fresh_buffer, stream_);
+  }
+
+  /// Where each row of the gathered pieces stands among the pages.
+  void fresh_slots(int32_t max_tokens) {
+    const auto rows = static_cast<size_t>(state_.piece_rows(max_tokens));
+    state_.fresh_slots.assign(rows * static_cast<size_t>(world_), -1);
+    state_.own_slots.resize(static_cast<size_t>(max_tokens));
+    std::iota(state_.own_slots.begin(), state_.own_slots.end(), int64_t{0});
+    for (int32_t p = 0; p < world_; ++p) {
+      size_t row = static_cast<size_t>(p) * rows;
+      int64_t slot = 0;
+      for (int32_t i = 0; i < batch_.num_requests; ++i) {
+        for (const PcpChunk& chunk : pcp_chunks(q_len(i), i, world_, p)) {
+          for (int32_t k = chunk.begin; k < chunk.end; ++k) state_.fresh_slots[row++] = slot + k;
+        }
+        slot += int64_t{pages_for(q_len(i), kFreshPage)} * kFreshPage;
+      }
+    }
+  }
+
+  /// The queries of all ranks over this rank's shard.
+  void plan_shard(PcpPlan& planned) {
+    ChunkRows& rows = state_.all;
+    ChunkKeys& keys = state_.shard;
+    rows.clear();
+    keys.clear();
+    for (int32_t p = 0; p < world_; ++p) {
+      add_chunks(rows, p);
+      const int64_t padded = int64_t{planned.max_tokens} * (p + 1);
+      rows.add(core::checked_cast<int32_t>(padded - rows.cu_q.back()), 0, 0, -1);
+    }
+    for (int32_t n = 0; n < rows.size(); ++n) {
+      const auto at = static_cast<size_t>(n);
+      const bool reads = rows.request[at] >= 0 && rows.cu_q[at + 1] > rows.cu_q[at];
+      keys.add(reads ? older(rows.request[at]).local(world_, rank_, state_.config.interleave) : 0, config_.page_size);
+    }
+    KvSegment segment = segment_of(keys, rows.kv_first.data());
+    segment.shard = {world_, rank_, state_.config.interleave};
+    planned.older = folio::plan(state_.shard_op, view_of(rows, {&segment, 1}), state_.shard_buffer, stream_);
+  }
+
+  /// This rank's queries over the shards of all ranks, one segment each.
+  void plan_gathered(PcpPlan& planned) {
+    for (int32_t p = 0; p < world_; ++p) {
+      ChunkKeys& keys = state_.gathered[static_cast<size_t>(p)];
+      keys.clear();
+      int32_t page = 0;
+      for (int32_t i = 0; i < batch_.num_requests; ++i) {
+        const int32_t tokens = older(i).local(world_, p, state_.config.interleave);
+        for (int32_t chunk = 0; chunk < 2; ++chunk) keys.add(tokens, config_.page_size, page);
+        page += pages_for(tokens, config_.page_size);
+      }
+      KvSegment& segment = state_.segments[static_cast<size_t>(p)];
+      segment = segment_of(keys, state_.own.kv_first.data());
+      segment.shard = {world_, p, state_.config.interleave};
+    }
+    if (planned.num_tokens == 0) return;
+    planned.older =
+        folio::plan(state_.gathered_op, view_of(state_.own, state_.segments), state_.gathered_buffer, stream_);
+  }
+
+  PcpState& state_;
+  const AttentionConfig& config_;
+  const int32_t world_;
+  const int32_t rank_;
+  const PcpBatch& batch_;
+  const Stream stream_;
+  int64_t older_pages_ = 0;
+  std::vector<int32_t>& first_new_ = state_.first_new;
+};
+
+}  // namespace
+
+PcpPlan PcpAttention::plan(const PcpBatch& batch, Stream stream) {
+  state_->step += 1;
+  return Step(*state_, batch, stream).plan();
+}
+
+}  // namespace folio::inline v0::distributed

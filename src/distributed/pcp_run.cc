@@ -1,0 +1,506 @@
+// One layer of divided queries: gather the new tokens, attend to them, reach the older ones, merge.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "attention/cache_args.hpp"
+#include "attention/run_args.hpp"
+#include "core/checked_math.hpp"
+#include "core/error.hpp"
+#include "distributed/combine_call.hpp"
+#include "distributed/dcp_state.hpp"
+#include "distributed/pcp_state.hpp"
+#include "folio/kv_cache.hpp"
+#include "folio/merge.hpp"
+#include "folio/page_table.hpp"
+#include "kvcache/page_rows.hpp"
+
+namespace folio::inline v0::distributed {
+
+int64_t PcpState::fresh_row() const {
+  const AttentionConfig& c = attention();
+  return core::checked_mul(int64_t{c.num_kv_heads}, int64_t{c.head_dim_qk} + c.head_dim_v,
+                           int64_t{size_of(c.ragged_kv)});
+}
+
+int64_t PcpState::piece_rows(int32_t max_tokens) const {
+  return int64_t{max_tokens} + core::ceil_div(static_cast<int64_t>(sizeof(PcpHeader)), fresh_row());
+}
+
+PcpLayout pcp_layout(const PcpState& state, const PcpPlan& plan) {
+  if (plan.step != state.step) core::fail(ErrorCode::kStalePlan, "the PcpAttention has planned again since");
+  PcpLayout layout;
+  if (plan.max_tokens == 0) return layout;
+  const AttentionConfig& c = state.attention();
+  const int64_t world = state.world(), tokens = plan.max_tokens;
+  const auto take = [&layout](int64_t a, int64_t b, int64_t bytes) {
+    const size_t begin = layout.total;
+    layout.total =
+        core::checked_add(begin, attention::round_up_to_alignment(static_cast<size_t>(core::checked_mul(a, b, bytes))));
+    return begin;
+  };
+  layout.pieces = take(world, state.piece_rows(plan.max_tokens), state.fresh_row());
+  layout.fresh = take(state.fresh_pages, kFreshPage, state.fresh_row());
+  layout.num_states = 1;
+  if (plan.exchange == PcpExchange::kPassQ) {
+    layout.num_states += state.world();
+    layout.queries = take(world * tokens, int64_t{c.num_q_heads} * c.head_dim_qk, size_of(c.q));
+    layout.sent = take(world * tokens, state.partial_row(), sizeof(float));
+    layout.table = take(state.shard.indptr.back(), 1, sizeof(int32_t));
+  } else if (plan.exchange == PcpExchange::kPassKv) {
+    layout.num_states += 1;
+    const int64_t key = core::checked_mul(state.older_tokens, int64_t{c.num_kv_heads}, int64_t{size_of(c.kv)});
+    layout.older_values = static_cast<size_t>(core::checked_mul(key, int64_t{c.head_dim_qk}));
+    layout.older_piece =
+        core::checked_add(layout.older_values, static_cast<size_t>(core::checked_mul(key, int64_t{c.head_dim_v})));
+    layout.older = take(world, static_cast<int64_t>(layout.older_piece), 1);
+    layout.table = take(state.older_indptr.back(), 1, sizeof(int32_t));
+  }
+  layout.states = take(layout.num_states * tokens, state.partial_row(), sizeof(float));
+  layout.own_q_scale = take(state.own.size(), c.num_kv_heads, sizeof(float));
+  layout.row_scales = take(3 * int64_t{state.older_rows(plan.exchange).size()}, c.num_kv_heads, sizeof(float));
+  if (plan.fresh) layout.attention_bytes = folio::workspace_size(*plan.fresh);
+  if (plan.older) layout.attention_bytes = std::max(layout.attention_bytes, folio::workspace_size(*plan.older));
+  layout.attention = take(static_cast<int64_t>(layout.attention_bytes), 1, 1);
+  return layout;
+}
+
+namespace {
+
+template <typename Tensor>
+Tensor first_tokens(Tensor tensor, int64_t tokens) {
+  tensor.shape[0] = tokens;
+  return tensor;
+}
+
+uint64_t digest_of(const float* values, int64_t count) {
+  Digest digest;
+  for (int64_t i = 0; i < count; ++i) digest.add(std::bit_cast<uint32_t>(values[i]));
+  return digest.value();
+}
+
+/// One call of `run`.
+class Run {
+ public:
+  Run(PcpState& state, const PcpPlan& plan, const PcpArgs& args, Workspace workspace, Stream stream)
+      : state_(state),
+        config_(state.attention()),
+        plan_(plan),
+        args_(args),
+        layout_(pcp_layout(state, plan)),
+        memory_(static_cast<std::byte*>(workspace.data)),
+        stream_(stream) {
+    check(workspace);
+  }
+
+  /// Everything that only this rank knows to be wrong is found here, before the others wait for it.
+  void pack() {
+    pack_fresh();
+    if (plan_.exchange == PcpExchange::kPassQ) pack_queries();
+    if (plan_.exchange == PcpExchange::kPassKv) pack_older();
+  }
+
+  void fresh_pass() {
+    gather_fresh();
+    if (!plan_.fresh) return;
+    const SegmentArgs segment = fresh_segment();
+    folio::run(*plan_.fresh, own_args(layout_.num_states - 1, {&segment, 1}), scratch(), stream_);
+  }
+
+  void older_pass() {
+    if (plan_.exchange == PcpExchange::kPassQ) pass_q();
+    if (plan_.exchange == PcpExchange::kPassKv) pass_kv();
+  }
+
+  void merge() {
+    if (tokens() == 0) return;
+    const int64_t row = state_.partial_row(), state_stride = plan_.max_tokens * row;
+    AttentionStatesView states;
+    states.out = ConstTensorView(floats(layout_.states), DType::kFloat32,
+                                 {tokens(), layout_.num_states, config_.num_q_heads, config_.head_dim_v});
+    states.out.strides = {row, state_stride, head_stride(), 1, 0};
+    states.lse = floats(layout_.states) + config_.head_dim_v;
+    states.lse_token_stride = row;
+    states.lse_state_stride = state_stride;
+    states.lse_head_stride = head_stride();
+    merge_states(state_.context, states, first_tokens(args_.out, tokens()), args_.lse, args_.out_scale, stream_);
+  }
+
+ private:
+  int64_t tokens() const { return plan_.num_tokens; }
+  int64_t rank() const { return state_.group->rank(); }
+  int64_t head_stride() const { return config_.head_dim_v + kLsePadding; }
+  float* floats(size_t offset) const { return reinterpret_cast<float*>(memory_ + offset); }
+  Workspace scratch() const { return {memory_ + layout_.attention, layout_.attention_bytes}; }
+  size_t piece_bytes() const { return static_cast<size_t>(state_.piece_rows(plan_.max_tokens) * state_.fresh_row()); }
+  std::byte* piece(int64_t of_rank) const { return memory_ + layout_.pieces + of_rank * ssize(piece_bytes()); }
+  std::byte* older_piece(int64_t of_rank) const {
+    return memory_ + layout_.older + of_rank * ssize(layout_.older_piece);
+  }
+  static int64_t ssize(size_t size) { return static_cast<int64_t>(size); }
+
+  void check_rows(const char* name, const ConstTensorView& tensor, DType dtype, int64_t heads, int64_t dim) const {
+    attention::check_tensor(name, tensor, heads, dim);
+    core::require(tensor.dtype == dtype, name, " is ", tensor.dtype, "; it must be ", dtype);
+    core::require(tensor.shape[0] >= tokens(), name, " has ", tensor.shape[0], " tokens; the plan has ", tokens());
+    core::require(tensor.data != nullptr || tokens() == 0, name, " has no memory");
+  }
+
+  static bool is_per_request(const Scale& scale) {
+    return scale.granularity == ScaleGranularity::kPerRequest ||
+           scale.granularity == ScaleGranularity::kPerRequestAndHead;
+  }
+
+  static void check_scale(const char* name, const Scale& scale) {
+    core::require(!is_per_request(scale) || scale.data != nullptr, name, " is per request and has no data");
+    core::require(scale.request_stride >= 0, name, ".request_stride is ", scale.request_stride);
+  }
+
+  static float scale_of(const Scale& scale, int64_t request, int32_t head) {
+    if (scale.data == nullptr) return scale.value;
+    switch (scale.granularity) {
+      case ScaleGranularity::kPerHead: return scale.data[head];
+      case ScaleGranularity::kPerRequest: return scale.data[request];
+      case ScaleGranularity::kPerRequestAndHead: return scale.data[request * scale.request_stride + head];
+      default: return scale.data[0];
+    }
+  }
+
+  /// A scale per request as one per row of a plan; others are themselves.
+  Scale for_rows_of(const ChunkRows& rows, const Scale& scale, float* memory) const {
+    if (!is_per_request(scale)) return scale;
+    float* next = memory;
+    for (const int32_t request : rows.request) {
+      for (int32_t h = 0; h < config_.num_kv_heads; ++h) *next++ = request < 0 ? 1.0f : scale_of(scale, request, h);
+    }
+    return {1.0f, memory, ScaleGranularity::kPerRequestAndHead, config_.num_kv_heads};
+  }
+
+  void expand_scales() {
+    const ChunkRows& rows = state_.older_rows(plan_.exchange);
+    const int64_t each = int64_t{rows.size()} * config_.num_kv_heads;
+    float* const memory = floats(layout_.row_scales);
+    own_q_scale_ = for_rows_of(state_.own, args_.q_scale, floats(layout_.own_q_scale));
+    row_q_scale_ = for_rows_of(rows, args_.q_scale, memory);
+    row_k_scale_ = for_rows_of(rows, args_.k_scale, memory + each);
+    row_v_scale_ = for_rows_of(rows, args_.v_scale, memory + 2 * each);
+  }
+
+  void check(Workspace workspace) {
+    attention::check_stream(state_.fresh_op.state(), stream_);
+    attention::check_workspace(workspace, layout_.total);
+    check_rows("q", args_.q, config_.q, config_.num_q_heads, config_.head_dim_qk);
+    check_rows("k", args_.k, config_.ragged_kv, config_.num_kv_heads, config_.head_dim_qk);
+    check_rows("v", args_.v, config_.ragged_kv, config_.num_kv_heads, config_.head_dim_v);
+    check_rows("out", args_.out, config_.out, config_.num_q_heads, config_.head_dim_v);
+    check_scale("q_scale", args_.q_scale);
+    check_scale("k_scale", args_.k_scale);
+    check_scale("v_scale", args_.v_scale);
+    core::require(args_.out_scale.granularity == ScaleGranularity::kPerTensor, "out_scale is not per tensor");
+    expand_scales();
+    if (plan_.fresh) {
+      const SegmentArgs segment = fresh_segment();
+      attention::check_args(detail::checked(*plan_.fresh), own_args(layout_.num_states - 1, {&segment, 1}));
+    }
+    if (plan_.exchange == PcpExchange::kAutomatic) return;
+    kvcache::check_table(args_.table, plan_.num_requests);
+    if (plan_.exchange == PcpExchange::kPassQ) {
+      expand_table();
+      const SegmentArgs segment = shard_segment();
+      attention::check_args(detail::checked(*plan_.older), shard_args({&segment, 1}));
+      return;
+    }
+    const KvCacheView& cache = args_.cache;
+    core::require(
+        cache.format == config_.kv_format && cache.dtype == config_.kv && cache.page_size == config_.page_size,
+        "the cache is ", cache.dtype, " in format ", to_string(cache.format), " with page_size ", cache.page_size,
+        "; the attention was prepared for ", config_.kv, " in format ", to_string(config_.kv_format),
+        " with page_size ", config_.page_size);
+    if (plan_.older) {
+      attention::check_args(detail::checked(*plan_.older), own_args(0, gathered_segments()));
+    }
+  }
+
+  AttentionArgs common_args() const {
+    AttentionArgs args;
+    args.sm_scale = args_.sm_scale;
+    args.logits_soft_cap = args_.logits_soft_cap;
+    args.alibi_slopes = args_.alibi_slopes;
+    args.q_scale = own_q_scale_;
+    return args;
+  }
+
+  /// Results as rows with their LSEs behind them: `rows` of them from `begin` on.
+  void set_out(AttentionArgs& args, float* begin, int64_t rows) const {
+    args.out = TensorView(begin, DType::kFloat32, {rows, config_.num_q_heads, config_.head_dim_v});
+    args.out.strides = {state_.partial_row(), head_stride(), 1};
+    args.lse = {begin + config_.head_dim_v, state_.partial_row(), head_stride(), LseBase::kE};
+  }
+
+  /// This rank's queries, into one of the states.
+  AttentionArgs own_args(int32_t state, std::span<const SegmentArgs> segments) const {
+    AttentionArgs args = common_args();
+    args.q = first_tokens(args_.q, tokens());
+    args.segments = segments;
+    if (state == layout_.num_states - 1) args.sinks = args_.sinks;
+    set_out(args, floats(layout_.states) + state * plan_.max_tokens * state_.partial_row(), tokens());
+    return args;
+  }
+
+  PageTableView table_of(const ChunkKeys& keys, const int32_t* indices) const {
+    return csr_table({indices, static_cast<size_t>(keys.indptr.back())}, keys.indptr);
+  }
+
+  /// The pieces' rows of new tokens, k's or v's, from rank 0's first on.
+  ConstTensorView piece_tensor(int64_t first_element, int64_t dim) const {
+    const int64_t rows = state_.world() * state_.piece_rows(plan_.max_tokens);
+    ConstTensorView tensor(piece(0) + first_element * size_of(config_.ragged_kv), config_.ragged_kv,
+                           {rows, config_.num_kv_heads, dim});
+    tensor.strides[0] = state_.fresh_row() / size_of(config_.ragged_kv);
+    return tensor;
+  }
+
+  /// This rank's piece as a cache of one page, in which each token's keys precede its values.
+  KvCacheView own_piece() const {
+    KvCacheView cache;
+    cache.dtype = config_.ragged_kv;
+    cache.num_pages = 1;
+    cache.page_size = plan_.max_tokens;
+    cache.num_kv_heads = config_.num_kv_heads;
+    cache.head_dim_qk = config_.head_dim_qk;
+    cache.head_dim_v = config_.head_dim_v;
+    const int64_t element = size_of(config_.ragged_kv), row = state_.fresh_row() / element;
+    cache.k = piece(rank());
+    cache.v = piece(rank()) + element * config_.num_kv_heads * config_.head_dim_qk;
+    cache.k_strides = {plan_.max_tokens * row, row, config_.head_dim_qk};
+    cache.v_strides = {plan_.max_tokens * row, row, config_.head_dim_v};
+    return cache;
+  }
+
+  KvCacheView fresh_cache() const {
+    KvCacheShape shape;
+    shape.num_pages = state_.fresh_pages;
+    shape.page_size = kFreshPage;
+    shape.num_kv_heads = config_.num_kv_heads;
+    shape.head_dim_qk = config_.head_dim_qk;
+    shape.head_dim_v = config_.head_dim_v;
+    shape.dtype = config_.ragged_kv;
+    std::byte* const keys = memory_ + layout_.fresh;
+    return make_nhd_view(shape, keys, keys + k_elements(shape) * size_of(shape.dtype));
+  }
+
+  SegmentArgs fresh_segment() const {
+    SegmentArgs segment;
+    segment.cache = fresh_cache();
+    segment.table = table_of(state_.fresh, state_.fresh.indices.data());
+    return segment;
+  }
+
+  void pack_fresh() {
+    CacheWriteArgs write;
+    write.k = args_.k;
+    write.v = args_.v;
+    write.slot_mapping = state_.own_slots.data();
+    write.num_slots = tokens();
+    write.cache = own_piece();
+    write_kv_cache(state_.context, write, stream_);
+    const PcpHeader mine = header();
+    std::memcpy(piece(rank()) + plan_.max_tokens * state_.fresh_row(), &mine, sizeof(mine));
+  }
+
+  /// Brings all new tokens to pages in order of their positions, and checks that the ranks run the same.
+  void gather_fresh() {
+    state_.group->all_gather(piece(rank()), piece(0), piece_bytes(), stream_);
+    const PcpHeader mine = header();
+    for (int32_t r = 0; r < state_.world(); ++r) {
+      PcpHeader theirs;
+      std::memcpy(&theirs, piece(r) + plan_.max_tokens * state_.fresh_row(), sizeof(theirs));
+      check_header(mine, theirs, r);
+    }
+    CacheWriteArgs write;
+    write.k = piece_tensor(0, config_.head_dim_qk);
+    write.v = piece_tensor(int64_t{config_.num_kv_heads} * config_.head_dim_qk, config_.head_dim_v);
+    write.slot_mapping = state_.fresh_slots.data();
+    write.num_slots = ssize(state_.fresh_slots.size());
+    write.cache = fresh_cache();
+    write_kv_cache(state_.context, write, stream_);
+  }
+
+  PcpHeader header() const {
+    PcpHeader header;
+    header.digest = plan_.digest;
+    const float by_default = 1.0f / std::sqrt(static_cast<float>(config_.head_dim_qk));
+    header.sm_scale = args_.sm_scale == 0.0f ? by_default : args_.sm_scale;
+    header.logits_soft_cap = args_.logits_soft_cap;
+    if (args_.alibi_slopes != nullptr) header.slopes = digest_of(args_.alibi_slopes, config_.num_q_heads);
+    header.q_scale = digest_of(args_.q_scale);
+    if (plan_.exchange != PcpExchange::kPassKv) return header;
+    header.k_scale = digest_of(args_.k_scale);
+    header.v_scale = digest_of(args_.v_scale);
+    return header;
+  }
+
+  /// Of its values, one for every KV head, of every request where they differ.
+  uint64_t digest_of(const Scale& scale) const {
+    Digest digest;
+    const int32_t requests = is_per_request(scale) ? plan_.num_requests : 1;
+    for (int32_t i = 0; i < requests; ++i) {
+      if (is_per_request(scale) && state_.q_len[static_cast<size_t>(i)] == 0) continue;  // it has no scale
+      for (int32_t h = 0; h < config_.num_kv_heads; ++h) digest.add(std::bit_cast<uint32_t>(scale_of(scale, i, h)));
+    }
+    return digest.value();
+  }
+  static uint64_t digest_of(const float* values, int64_t count) { return distributed::digest_of(values, count); }
+
+  void check_header(const PcpHeader& mine, const PcpHeader& theirs, int32_t r) const {
+    const auto own = rank();
+    core::require(theirs.digest == mine.digest, "rank ", r,
+                  " of the group runs another batch or configuration than rank ", own);
+    const auto require_same = [&](const char* name, bool same) {
+      core::require(same, name, " of rank ", r, " of the group is not that of rank ", own, "; all ranks give the same");
+    };
+    require_same("sm_scale", theirs.sm_scale == mine.sm_scale);
+    require_same("logits_soft_cap", theirs.logits_soft_cap == mine.logits_soft_cap);
+    require_same("alibi_slopes", theirs.slopes == mine.slopes);
+    require_same("q_scale", theirs.q_scale == mine.q_scale);
+    require_same("k_scale", theirs.k_scale == mine.k_scale);
+    require_same("v_scale", theirs.v_scale == mine.v_scale);
+  }
+
+  /// Copies the pages that a request's older tokens take, from the table's row.
+  void copy_pages_of(int32_t request, int32_t pages, int32_t* to) const {
+    const int32_t first = state_.older_first[static_cast<size_t>(request)] / config_.page_size;
+    const std::span<const int32_t> row = kvcache::row_pages(args_.table, request, int64_t{first} + pages);
+    std::copy(row.begin() + first, row.end(), to);
+  }
+
+  int32_t* table_memory() const { return reinterpret_cast<int32_t*>(memory_ + layout_.table); }
+
+  /// Pass-Q: a row for every chunk of every rank.
+  void expand_table() const {
+    const ChunkKeys& keys = state_.shard;
+    for (size_t n = 0; n < keys.kv_len.size(); ++n) {
+      const int32_t begin = keys.indptr[n], pages = keys.indptr[n + 1] - begin;
+      if (pages > 0) copy_pages_of(state_.all.request[n], pages, table_memory() + begin);
+    }
+  }
+
+  SegmentArgs shard_segment() const {
+    SegmentArgs segment;
+    segment.cache = args_.cache;
+    segment.table = table_of(state_.shard, table_memory());
+    segment.k_scale = row_k_scale_;
+    segment.v_scale = row_v_scale_;
+    return segment;
+  }
+
+  /// The queries of all ranks, padded, into what is sent back.
+  AttentionArgs shard_args(std::span<const SegmentArgs> segments) const {
+    const int64_t rows = int64_t{state_.world()} * plan_.max_tokens;
+    AttentionArgs args = common_args();
+    args.q_scale = row_q_scale_;
+    args.q = ConstTensorView(memory_ + layout_.queries, config_.q, {rows, config_.num_q_heads, config_.head_dim_qk});
+    args.segments = segments;
+    set_out(args, floats(layout_.sent), rows);
+    return args;
+  }
+
+  size_t query_bytes() const {
+    return static_cast<size_t>(int64_t{config_.num_q_heads} * config_.head_dim_qk * size_of(config_.q));
+  }
+
+  std::byte* own_queries() const {
+    return memory_ + layout_.queries + rank() * plan_.max_tokens * ssize(query_bytes());
+  }
+
+  void pack_queries() const {
+    const auto head = static_cast<size_t>(config_.head_dim_qk * size_of(config_.q));
+    const auto element = static_cast<size_t>(size_of(config_.q));
+    const auto copy = [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) {
+        for (int64_t h = 0; h < config_.num_q_heads; ++h) {
+          const auto from = static_cast<size_t>(t * args_.q.strides[0] + h * args_.q.strides[1]) * element;
+          std::memcpy(own_queries() + t * ssize(query_bytes()) + h * ssize(head),
+                      static_cast<const std::byte*>(args_.q.data) + from, head);
+        }
+      }
+    };
+    for_rows(state_.context, tokens(), int64_t{config_.num_q_heads} * config_.head_dim_qk, copy);
+  }
+
+  void pass_q() {
+    const size_t bytes = static_cast<size_t>(plan_.max_tokens) * query_bytes();
+    state_.group->all_gather(own_queries(), memory_ + layout_.queries, bytes, stream_);
+    const SegmentArgs segment = shard_segment();
+    folio::run(*plan_.older, shard_args({&segment, 1}), scratch(), stream_);
+    const size_t partials = static_cast<size_t>(plan_.max_tokens * state_.partial_row()) * sizeof(float);
+    state_.group->all_to_all(floats(layout_.sent), floats(layout_.states), partials, stream_);
+  }
+
+  /// Pass-KV: this rank's pages with older tokens, to its piece.
+  void pack_older() {
+    for (int32_t i = 0; i < plan_.num_requests; ++i) {
+      const auto at = static_cast<size_t>(i);
+      const int32_t begin = state_.older_indptr[at], pages = state_.older_indptr[at + 1] - begin;
+      if (pages > 0) copy_pages_of(i, pages, table_memory() + begin);
+    }
+    const int64_t own = int64_t{state_.older_indptr.back()} * config_.page_size;
+    const TensorView k(older_piece(rank()), config_.kv, {own, config_.num_kv_heads, config_.head_dim_qk});
+    const TensorView v(older_piece(rank()) + layout_.older_values, config_.kv,
+                       {own, config_.num_kv_heads, config_.head_dim_v});
+    const std::span<const int32_t> pages(table_memory(), static_cast<size_t>(state_.older_indptr.back()));
+    gather_kv(state_.context, args_.cache, csr_table(pages, state_.older_indptr), state_.older_len, k, v, {}, {},
+              stream_);
+  }
+
+  std::span<const SegmentArgs> gathered_segments() const {
+    KvCacheShape shape;
+    shape.num_pages = state_.older_tokens / config_.page_size;
+    shape.page_size = config_.page_size;
+    shape.num_kv_heads = config_.num_kv_heads;
+    shape.head_dim_qk = config_.head_dim_qk;
+    shape.head_dim_v = config_.head_dim_v;
+    shape.dtype = config_.kv;
+    for (int32_t p = 0; p < state_.world(); ++p) {
+      const ChunkKeys& keys = state_.gathered[static_cast<size_t>(p)];
+      SegmentArgs& segment = state_.arguments[static_cast<size_t>(p)];
+      segment.cache = make_nhd_view(shape, older_piece(p), older_piece(p) + layout_.older_values);
+      segment.table = table_of(keys, keys.indices.data());
+      segment.k_scale = row_k_scale_;
+      segment.v_scale = row_v_scale_;
+    }
+    return state_.arguments;
+  }
+
+  void pass_kv() {
+    state_.group->all_gather(older_piece(rank()), older_piece(0), layout_.older_piece, stream_);
+    if (plan_.older) folio::run(*plan_.older, own_args(0, gathered_segments()), scratch(), stream_);
+  }
+
+  PcpState& state_;
+  const AttentionConfig& config_;
+  const PcpPlan& plan_;
+  const PcpArgs& args_;
+  const PcpLayout layout_;
+  std::byte* memory_;
+  Stream stream_;
+  Scale own_q_scale_, row_q_scale_, row_k_scale_, row_v_scale_;  ///< for the rows of plans
+};
+
+}  // namespace
+
+size_t PcpAttention::workspace_size(const PcpPlan& plan) const {
+  return pcp_layout(*state_, plan).total;
+}
+
+void PcpAttention::run(const PcpPlan& plan, const PcpArgs& args, Workspace workspace, Stream stream) {
+  if (plan.max_tokens == 0) return;
+  Run layer(*state_, plan, args, workspace, stream);
+  layer.pack();
+  layer.fresh_pass();
+  layer.older_pass();
+  layer.merge();
+}
+
+}  // namespace folio::inline v0::distributed
