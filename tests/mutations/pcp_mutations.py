@@ -26,5 +26,3 @@ plant(rule, "pcp-batch-decides-the-exchange", PLAN, "config_.determinism == Dete
 plant(rule, "pcp-new-tokens-at-position-0", PLAN, "first_new_.push_back(first_query(i));", "first_new_.push_back(0);")
 plant(rule, "pcp-dearer-exchange", PLAN, "planned.pass_kv_bytes < planned.pass_q_bytes", "planned.pass_kv_bytes > planned.pass_q_bytes")
 plant(rule, "pcp-scales-of-the-first-request", RUN, "request < 0 ? 1.0f : scale_of(scale, request, h)", "scale_of(scale, 0 * request, h)")
-plant(rule, "pcp-padding-rows-read-keys", PLAN, "const bool reads = rows.request[at] >= 0 && rows.cu_q[at + 1] > rows.cu_q[at];",
-      "const bool reads = rows.request[at] >= 0;")
