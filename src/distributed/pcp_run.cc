@@ -415,7 +415,7 @@ class Run {
   }
 
   void pack_queries() const {
-    const auto head = static_cast<size_t>(config_.head_dim_qk * size_of(config_.q));
+    const auto head = static_cast<size_t>(int64_t{config_.head_dim_qk} * size_of(config_.q));
     const auto element = static_cast<size_t>(size_of(config_.q));
     const auto copy = [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
