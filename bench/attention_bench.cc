@@ -2,15 +2,18 @@
 #include <time.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "folio/folio.hpp"
@@ -20,6 +23,10 @@
 /// programs on the machine disturb little; the ratio is the result.
 ///
 ///   folio_attention_bench [--rounds N] [--kernel NAME] [--filter TEXT]
+///   folio_attention_bench --costs [--rounds N] [--kernel NAME] [--filter TEXT]
+///
+/// The second prints what src/kernels/cpu/*/costs.hpp hold: this machine's nanoseconds for a key of a KV head, of each
+/// kernel that it can run. --filter then selects caches by their line's begin, such as "kInt8, KvFormat::kStrided".
 namespace {
 
 using namespace folio;  // NOLINT(google-build-using-namespace): a program, not a header
@@ -62,6 +69,7 @@ struct Options {
   int rounds = 5;
   std::string kernel;
   std::string filter;
+  bool costs = false;
 };
 
 struct Shape {
@@ -76,32 +84,39 @@ struct Shape {
   KvFormat format;
   bool hnd;
   Determinism determinism = Determinism::kRunToRun;
+  int32_t page_size = 16;
+  int32_t head_dim_qk = 128;
+  int32_t head_dim_v = 128;
 };
 
-/// A batch of `shape`, with pages of 16 tokens in random order.
+/// A batch of `shape`, with pages in random order. Queries are bfloat16, over float16 caches float16.
 class Batch {
  public:
   Batch(const Shape& shape, const Options& options) : shape_(shape), executor_{shape.threads} {
     config_.num_q_heads = shape.num_q_heads;
     config_.num_kv_heads = shape.num_kv_heads;
-    config_.head_dim_qk = config_.head_dim_v = 128;
-    config_.q = DType::kBFloat16;
+    config_.head_dim_qk = shape.head_dim_qk;
+    config_.head_dim_v = shape.head_dim_v;
+    config_.q = shape.kv == DType::kFloat16 ? DType::kFloat16 : DType::kBFloat16;
     config_.kv = shape.kv;
-    config_.page_size = 16;
+    config_.page_size = shape.page_size;
     config_.kv_format = shape.format;
     config_.determinism = shape.determinism;
     const int32_t pages_each = pages_for(shape.kv_len, config_.page_size);
-    cache_shape_ = {int64_t{pages_each} * shape.requests, config_.page_size, shape.num_kv_heads, 128, 128, shape.kv};
-    half_bytes_ = static_cast<size_t>(k_elements(cache_shape_) * size_of(shape.kv));
-    k_ = allocate(half_bytes_);
-    v_ = allocate(half_bytes_);
+    cache_shape_ = {.num_pages = int64_t{pages_each} * shape.requests,
+                    .page_size = config_.page_size,
+                    .num_kv_heads = shape.num_kv_heads,
+                    .head_dim_qk = shape.head_dim_qk,
+                    .head_dim_v = shape.head_dim_v,
+                    .dtype = shape.kv};
+    k_bytes_ = static_cast<size_t>(k_elements(cache_shape_) * size_of(shape.kv));
+    v_bytes_ = static_cast<size_t>(v_elements(cache_shape_) * size_of(shape.kv));
+    k_ = allocate(k_bytes_);
+    v_ = allocate(v_bytes_);
     std::mt19937 random(1);
-    fill(k_, half_bytes_, random);
-    fill(v_, half_bytes_, random);
-    const bool packed = shape.format == KvFormat::kCpuPacked;
-    args_.cache = packed      ? make_cpu_packed_view(cache_shape_, k_, v_)
-                  : shape.hnd ? make_hnd_view(cache_shape_, k_, v_)
-                              : make_nhd_view(cache_shape_, k_, v_);
+    fill(k_, k_bytes_, random);
+    fill(v_, v_bytes_, random);
+    args_.cache = view();
     indices_.resize(static_cast<size_t>(cache_shape_.num_pages));
     std::iota(indices_.begin(), indices_.end(), 0);
     std::shuffle(indices_.begin(), indices_.end(), random);
@@ -112,16 +127,19 @@ class Batch {
     kv_len_.assign(static_cast<size_t>(shape.requests), shape.kv_len);
     args_.table = csr_table(indices_, indptr_);
     const int64_t tokens = cu_q_.back();
-    q_.resize(static_cast<size_t>(tokens * shape.num_q_heads * 128));
-    for (uint16_t& value : q_) value = float_to_bfloat16(std::normal_distribution<float>()(random));
-    out_.resize(q_.size());
+    const int64_t rows = tokens * shape.num_q_heads;
+    q_.resize(static_cast<size_t>(rows * shape.head_dim_qk));
+    for (int64_t i = 0; i < rows * shape.head_dim_qk; ++i) {
+      store_from_float(q_.data(), config_.q, i, std::normal_distribution<float>()(random));
+    }
+    out_.resize(static_cast<size_t>(rows * shape.head_dim_v));
     segment_.kv_len = kv_len_.data();
     batch_.num_requests = shape.requests;
     batch_.num_tokens = cu_q_.back();
     batch_.cu_q = cu_q_.data();
     batch_.segments = {&segment_, 1};
-    run_args_.q = ConstTensorView(q_.data(), DType::kBFloat16, {tokens, shape.num_q_heads, 128});
-    run_args_.out = TensorView(out_.data(), DType::kBFloat16, {tokens, shape.num_q_heads, 128});
+    run_args_.q = ConstTensorView(q_.data(), config_.q, {tokens, shape.num_q_heads, shape.head_dim_qk});
+    run_args_.out = TensorView(out_.data(), config_.q, {tokens, shape.num_q_heads, shape.head_dim_v});
     run_args_.segments = {&args_, 1};
     ContextOptions context_options;
     context_options.executor = executor_.view();
@@ -160,17 +178,29 @@ class Batch {
     return repeated_seconds([&] { TimedExecutor::parallel_for(&executor_, shape_.threads, body, &job); });
   }
 
-  double kv_bytes() const { return 2.0 * static_cast<double>(half_bytes_); }
+  double kv_bytes() const { return static_cast<double>(k_bytes_ + v_bytes_); }
   std::string kernel_name() const { return op_->kernel_name(); }
 
   /// Multiply-adds of the visible pairs, times two.
   double flops() const {
     const double rows = static_cast<double>(shape_.requests) * shape_.q_len * shape_.num_q_heads;
     const double keys = shape_.kv_len - 0.5 * (shape_.q_len - 1);
-    return rows * keys * 2 * (128 + 128);
+    return rows * keys * 2 * (shape_.head_dim_qk + shape_.head_dim_v);
   }
 
  private:
+  /// Over k_ and v_; int8 caches have a scale of 1/32 for each token and head.
+  KvCacheView view() {
+    const auto make = [&](auto... scales) {
+      if (shape_.format == KvFormat::kCpuPacked) return make_cpu_packed_view(cache_shape_, k_, v_, scales...);
+      return shape_.hnd ? make_hnd_view(cache_shape_, k_, v_, scales...)
+                        : make_nhd_view(cache_shape_, k_, v_, scales...);
+    };
+    if (shape_.kv != DType::kInt8) return make();
+    token_scales_.assign(2 * static_cast<size_t>(token_scale_elements(cache_shape_)), 1.0f / 32);
+    return make(token_scales_.data(), token_scales_.data() + token_scales_.size() / 2);
+  }
+
   static void* allocate(size_t bytes) {
     void* memory = nullptr;
     if (posix_memalign(&memory, size_t{2} << 20, std::max<size_t>(bytes, 1)) != 0) std::abort();
@@ -183,7 +213,12 @@ class Batch {
     std::vector<unsigned char> pattern(4096);
     const int32_t count = 4096 / size_of(shape_.kv);
     for (int32_t i = 0; i < count; ++i) {
-      store_from_float(pattern.data(), shape_.kv, i, std::normal_distribution<float>()(random));
+      const float value = std::normal_distribution<float>()(random);
+      if (shape_.kv == DType::kInt8) {
+        pattern[static_cast<size_t>(i)] = static_cast<unsigned char>(static_cast<int8_t>(32 * value));
+      } else {
+        store_from_float(pattern.data(), shape_.kv, i, value);
+      }
     }
     for (size_t at = 0; at < bytes; at += pattern.size()) {
       std::memcpy(static_cast<unsigned char*>(data) + at, pattern.data(), std::min(pattern.size(), bytes - at));
@@ -199,13 +234,13 @@ class Batch {
   }
 
   void read_share(int32_t streams, int32_t thread) const {
-    const size_t page_bytes = half_bytes_ / static_cast<size_t>(cache_shape_.num_pages);
     const size_t pages = indices_.size();
     const size_t begin = pages * static_cast<size_t>(thread) / static_cast<size_t>(shape_.threads);
     const size_t end = pages * static_cast<size_t>(thread + 1) / static_cast<size_t>(shape_.threads);
     uint64_t sums[8] = {};
     const size_t width = static_cast<size_t>(streams);
-    for (const void* half : {k_, v_}) {
+    for (const auto& [half, bytes] : {std::pair{k_, k_bytes_}, {v_, v_bytes_}}) {
+      const size_t page_bytes = bytes / static_cast<size_t>(cache_shape_.num_pages);
       for (size_t i = begin; i + width <= end; i += width) {
         for (size_t at = 0; at < page_bytes; at += 256) {
           for (size_t s = 0; s < width; ++s) {
@@ -226,11 +261,13 @@ class Batch {
   TimedExecutor executor_;
   AttentionConfig config_;
   KvCacheShape cache_shape_;
-  size_t half_bytes_ = 0;
+  size_t k_bytes_ = 0;
+  size_t v_bytes_ = 0;
   void* k_ = nullptr;
   void* v_ = nullptr;
   std::vector<int32_t> indices_, indptr_, cu_q_, kv_len_;
   std::vector<uint16_t> q_, out_;
+  std::vector<float> token_scales_;
   KvSegment segment_;
   SegmentArgs args_;
   BatchView batch_;
@@ -359,6 +396,106 @@ const Shape kPrefill[] = {
     {"prefill e4m3 512 on 4096 HND", 1, 1, 512, 4096, 8, 2, DType::kFloat8E4M3, kStrided, true},
 };
 
+/// Query rows of a KV head that costs are measured for, as kernels/cpu/common/costs.hpp has them.
+constexpr std::array<int32_t, 7> kCostRows{1, 4, 8, 16, 32, 64, 256};
+
+/// A cache that costs are measured for; `name` is the begin of a line of costs.hpp.
+struct CostCache {
+  const char* name;
+  DType kv;
+  KvFormat format;
+  int32_t page_size;
+  bool wide_heads;
+};
+
+const CostCache kCostCaches[] = {
+    {"DType::kBFloat16, KvFormat::kStrided, 1, true", kBf16, kStrided, 16, true},
+    {"DType::kBFloat16, KvFormat::kStrided, 1, false", kBf16, kStrided, 16, false},
+    {"DType::kBFloat16, KvFormat::kCpuPacked, 32, false", kBf16, kPacked, 32, false},
+    {"DType::kBFloat16, KvFormat::kCpuPacked, 1, false", kBf16, kPacked, 16, false},
+    {"DType::kFloat16, KvFormat::kStrided, 1, false", DType::kFloat16, kStrided, 16, false},
+    {"DType::kFloat16, KvFormat::kCpuPacked, 1, false", DType::kFloat16, kPacked, 16, false},
+    {"DType::kFloat8E4M3, KvFormat::kStrided, 1, false", DType::kFloat8E4M3, kStrided, 16, false},
+    {"DType::kFloat8E4M3, KvFormat::kCpuPacked, 1, false", DType::kFloat8E4M3, kPacked, 16, false},
+    {"DType::kFloat8E5M2, KvFormat::kStrided, 1, false", DType::kFloat8E5M2, kStrided, 16, false},
+    {"DType::kFloat8E5M2, KvFormat::kCpuPacked, 1, false", DType::kFloat8E5M2, kPacked, 16, false},
+    {"DType::kInt8, KvFormat::kStrided, 1, false", DType::kInt8, kStrided, 16, false},
+    {"DType::kInt8, KvFormat::kCpuPacked, 1, false", DType::kInt8, kPacked, 16, false},
+    {"DType::kFloat32, KvFormat::kStrided, 1, false", DType::kFloat32, kStrided, 16, false},
+};
+
+/// Eight requests of 4,096 keys: of eight KV heads of 128 components, or of MLA's one head of 576 and 512. Up to 16
+/// rows are the query heads of one token, more rows are tokens of four query heads. Strided caches are NHD.
+Shape cost_shape(const CostCache& cache, int32_t rows) {
+  const int32_t group = rows <= 16 ? rows : 4;
+  const int32_t kv_heads = cache.wide_heads ? 1 : 8;
+  return {.name = cache.name,
+          .threads = 1,
+          .requests = 8,
+          .q_len = rows / group,
+          .kv_len = 4096,
+          .num_q_heads = group * kv_heads,
+          .num_kv_heads = kv_heads,
+          .kv = cache.kv,
+          .format = cache.format,
+          .hnd = false,
+          .page_size = cache.page_size,
+          .head_dim_qk = cache.wide_heads ? 576 : 128,
+          .head_dim_v = cache.wide_heads ? 512 : 128};
+}
+
+/// Nanoseconds for a key of a KV head, divided by head dims over 2 x 128: the least of all rounds, since neighbours
+/// only add to it.
+double cost(const Shape& shape, const Options& options) {
+  Batch batch(shape, options);
+  double least = batch.attention_seconds();
+  for (int round = 0; round < options.rounds; ++round) least = std::min(least, batch.attention_seconds());
+  const double keys = static_cast<double>(shape.requests) * shape.kv_len * shape.num_kv_heads;
+  return 1e9 * least / keys * 256 / (shape.head_dim_qk + shape.head_dim_v);
+}
+
+/// The kernels that run a shape here, or the one asked for.
+std::vector<std::string> kernels_for(const Shape& shape, const Options& options) {
+  AttentionConfig config;
+  config.num_q_heads = shape.num_q_heads;
+  config.num_kv_heads = shape.num_kv_heads;
+  config.head_dim_qk = shape.head_dim_qk;
+  config.head_dim_v = shape.head_dim_v;
+  config.q = shape.kv == DType::kFloat16 ? DType::kFloat16 : DType::kBFloat16;
+  config.kv = shape.kv;
+  config.kv_format = shape.format;
+  config.page_size = shape.page_size;
+  std::vector<std::string> names;
+  for (const KernelAnswer& answer : explain(Context::cpu(), config)) {
+    const bool asked = options.kernel.empty() || options.kernel == answer.name;
+    if (asked && answer.available && answer.refusal.empty()) names.push_back(answer.name);
+  }
+  return names;
+}
+
+/// Kernels of a shape run one after the other, so that what else the machine does meets all of them.
+void print_costs(const Options& options) {
+  std::map<std::string, std::string> tables;
+  for (const CostCache& cache : kCostCaches) {
+    if (std::string(cache.name).find(options.filter) == std::string::npos) continue;
+    std::map<std::string, std::string> lines;
+    for (const int32_t rows : kCostRows) {
+      const Shape shape = cost_shape(cache, rows);
+      for (const std::string& kernel : kernels_for(shape, options)) {
+        Options one = options;
+        one.kernel = kernel;
+        char text[32];
+        std::snprintf(text, sizeof(text), "%s%.4g", lines[kernel].empty() ? "" : ", ", cost(shape, one));
+        lines[kernel] += text;
+      }
+    }
+    for (const auto& [kernel, line] : lines) {
+      tables[kernel] += "    {" + std::string(cache.name) + ", {" + line + "}},\n";
+    }
+  }
+  for (const auto& [kernel, table] : tables) std::printf("%s\n%s", kernel.c_str(), table.c_str());
+}
+
 bool wanted(const Shape& shape, const Options& options) {
   return std::string(shape.name).find(options.filter) != std::string::npos;
 }
@@ -367,11 +504,17 @@ bool wanted(const Shape& shape, const Options& options) {
 
 int main(int argc, char** argv) {
   Options options;
-  for (int i = 1; i + 1 < argc; i += 2) {
+  for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
+    if (flag == "--costs") options.costs = true;
+    if (i + 1 == argc) break;
     if (flag == "--rounds") options.rounds = std::max(1, std::atoi(argv[i + 1]));
     if (flag == "--kernel") options.kernel = argv[i + 1];
     if (flag == "--filter") options.filter = argv[i + 1];
+  }
+  if (options.costs) {
+    print_costs(options);
+    return 0;
   }
   for (const Shape& shape : kDecode) {
     if (wanted(shape, options)) bench_decode(shape, options);

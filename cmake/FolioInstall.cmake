@@ -3,8 +3,8 @@
 #
 # Install components, for packagers: `shared` (libfolio.so and its links), `static` (libfolio.a), of the other two libraries
 # `backends-shared`, `backends-static`, `testing-shared`, `testing-static`; `development` (headers, CMake package,
-# pkg-config), `mpi` (libfolio_mpi.a, where MPI was found) and `tools` (the program folio). Without --component everything
-# is installed.
+# pkg-config), `mpi` (libfolio_mpi.a, where MPI was found), `nccl` (libfolio_nccl.a, where CUDA and nccl.h were found) and
+# `tools` (the program folio). Without --component everything is installed.
 include_guard(GLOBAL)
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
@@ -37,12 +37,15 @@ foreach(library IN ITEMS folio folio_backends folio_testing)
   endif()
 endforeach()
 
-if(TARGET folio_mpi)
-  # Always static, whichever libfolio it goes with.
-  set_target_properties(folio_mpi PROPERTIES EXPORT_NAME mpi)
-  install(TARGETS folio_mpi EXPORT folio-mpi ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT mpi)
-  install(EXPORT folio-mpi FILE folio-mpi-targets.cmake NAMESPACE folio:: DESTINATION ${folio_package_dir} COMPONENT mpi)
-endif()
+# The groups: always static, whichever libfolio they go with.
+foreach(group IN ITEMS mpi nccl)
+  if(TARGET folio_${group})
+    set_target_properties(folio_${group} PROPERTIES EXPORT_NAME ${group})
+    install(TARGETS folio_${group} EXPORT folio-${group} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${group})
+    install(EXPORT folio-${group} FILE folio-${group}-targets.cmake NAMESPACE folio:: DESTINATION ${folio_package_dir}
+      COMPONENT ${group})
+  endif()
+endforeach()
 
 if(TARGET folio_cli)
   file(RELATIVE_PATH folio_bin_to_lib /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})

@@ -225,11 +225,13 @@ void bind_choice(nb::module_& m) {
       "Picks the kernel for a configuration. Slow, microseconds to milliseconds; once per group of layers. Raises "
       "InvalidArgument where no configuration is like this, folio.Error (UNSUPPORTED) with every kernel's reason where "
       "none takes it.");
-  m.def("explain", &explain, nb::arg("context"), nb::arg("config"),
-        "A KernelAnswer of every kernel for the context's device, in order of preference. Raises InvalidArgument for "
-        "invalid configurations.");
+  m.def("explain", &explain, nb::arg("context"), nb::arg("config"), nb::arg("mix") = WorkloadMix{},
+        "A KernelAnswer of every kernel for the context's device, in order of preference, on a CPU for `mix`. Raises "
+        "InvalidArgument for invalid configurations and mixes.");
   m.def("recommended_kv_format", &recommended_kv_format, nb::arg("config"), nb::arg("context"),
-        "The KV format and page size that run fastest here, a KvFormatAdvice: what an engine should allocate.");
+        nb::arg("mix") = WorkloadMix{},
+        "The KV format and page size that take the least time for a WorkloadMix here, a KvFormatAdvice: what an engine "
+        "should allocate. Raises InvalidArgument for invalid configurations and mixes.");
 }
 
 }  // namespace

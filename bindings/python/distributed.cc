@@ -283,7 +283,11 @@ void bind_dcp_values(nb::module_& m) {
                field("all_heads_out", &C::all_heads_out,
                      "every rank gets the results of all ranks' heads; needs replicated_queries"),
                field("force_kernel", &C::force_kernel, "as PrepareOptions.force_kernel"),
-               field("num_workers", &C::num_workers, "as PrepareOptions.num_workers"))
+               field("num_workers", &C::num_workers, "as PrepareOptions.num_workers"),
+               field("max_kv_splits", &C::max_kv_splits, "as PrepareOptions.max_kv_splits"),
+               field("bounds", &C::bounds,
+                     "GraphBounds or None; given: plan refuses larger batches, making the object is collective, and on "
+                     "a GPU runs may be captured"))
       .bind(m);
   nb::class_<DcpLengths>(
       m, "DcpBatch",
@@ -378,11 +382,23 @@ void bind_dcp(nb::module_& m) {
           "__init__",
           [](Dcp* self, const Context& context, const std::shared_ptr<Group>& group, const DcpConfig& config) {
             const GroupUse use(*group);
+            const ReleasedGil released;  // with bounds ranks wait for one another
             new (self) Dcp(context, group, *use, config);
           },
           nb::arg("context"), nb::arg("group"), nb::arg("config"))
       .def("plan", &plan, nb::arg("batch"), nb::arg("stream") = nb::none(),
-           "Plans one step; not collective. Raises InvalidArgument with the request's number.")
+           "Plans one step. Raises InvalidArgument with the request's number. On a GPU collective: ranks compare their "
+           "batches, and all raise where one differs or raises.")
+      .def(
+          "check",
+          [](const std::shared_ptr<Dcp>& self) {
+            const GroupUse use(*self->group);
+            const ReleasedGil released;
+            const std::lock_guard lock(self->mutex);
+            self->attention.check();
+          },
+          "On a GPU, raises InvalidArgument where the device has found that ranks ran other scales; Error with "
+          "UNAVAILABLE if the group has failed. Waits for nothing. plan begins with it.")
       .def(
           "workspace_size",
           [](const std::shared_ptr<Dcp>& self, const DcpStep& step) {
@@ -392,12 +408,13 @@ void bind_dcp(nb::module_& m) {
             return self->attention.workspace_size(step.plan);
           },
           nb::arg("plan"), "Bytes of workspace that a run of this plan needs.")
-      .def("run", &run, nb::arg("plan"), nb::arg("args"), nb::arg("workspace"), nb::arg("stream") = nb::none(),
-           "One layer. Collective where the group has more than one rank and any request has keys in the cache. On a "
-           "CPU "
-           "page ids are checked too. Raises InvalidArgument before anything is sent or written, and where the ranks "
-           "run "
-           "different batches; Error with STALE_PLAN, WORKSPACE_TOO_SMALL, and UNAVAILABLE where the group fails.")
+      .def(
+          "run", &run, nb::arg("plan"), nb::arg("args"), nb::arg("workspace"), nb::arg("stream") = nb::none(),
+          "One layer. Collective where the group has more than one rank and any request has keys in the cache. On a "
+          "CPU "
+          "page ids are checked too. Raises InvalidArgument before anything is sent or written, and on a CPU where the "
+          "ranks "
+          "run different batches; Error with STALE_PLAN, WORKSPACE_TOO_SMALL, and UNAVAILABLE where the group fails.")
       .def_prop_ro(
           "config", [](const Dcp& self) { return DcpConfig(self.attention.config()); }, nb::rv_policy::move)
       .def_prop_ro(

@@ -90,6 +90,7 @@ NB_MODULE(_folio, m) {
   folio::python::bind_sealed_plan(m);
   folio::python::bind_context_calls(m);
   folio::python::bind_process_groups(m);
+  folio::python::bind_nccl_groups(m);
   folio::python::bind_distributed(m);
   folio::python::bind_verify(m);
   m.def("version", &folio::version, "Folio's version, as \"0.1.0\".");

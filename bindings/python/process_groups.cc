@@ -172,6 +172,17 @@ class PythonGroup final : public ProcessGroup {
   void reduce_scatter_sum(const float* send, float* recv, size_t count, Stream stream) override {
     call<float>("reduce_scatter_sum", stream, {{send, nullptr, all(count)}, {recv, recv, count}});
   }
+  void all_gather_host(const void* send, void* recv, size_t bytes) override {
+    if (device_.type == DeviceType::kCpu) return all_gather(send, recv, bytes, {});
+    {
+      const nb::gil_scoped_acquire gil;
+      if (!nb::hasattr(implementation_, "all_gather_host")) {
+        throw Error(ErrorCode::kUnsupported,
+                    "the group's implementation has no method all_gather_host, which ranks on GPUs compare steps by");
+      }
+    }
+    call<uint8_t>("all_gather_host", std::nullopt, {{send, nullptr, bytes}, {recv, recv, all(bytes)}});
+  }
   void barrier(Stream stream) override { call<uint8_t>("barrier", stream, {}); }
   void fail(std::string_view reason) noexcept override {
     const nb::gil_scoped_acquire gil;
@@ -188,8 +199,8 @@ class PythonGroup final : public ProcessGroup {
   size_t all(size_t part) const { return part * static_cast<size_t>(size_); }
 
   template <typename T>
-  nb::object array(const Buffer& buffer) const {
-    if (device_.type == DeviceType::kCpu) {
+  nb::object array(const Buffer& buffer, bool on_host) const {
+    if (on_host) {
       const T* const begin = static_cast<const T*>(buffer.data);
       return nb::cast(to_numpy(std::vector<T>(begin, begin + buffer.elements)));
     }
@@ -197,25 +208,27 @@ class PythonGroup final : public ProcessGroup {
                                                nb::dtype<T>(), nb::device::cuda::value, device_.index));
   }
 
+  /// No stream: buffers lie on the host, whatever the group's device is.
   template <typename T>
-  void call(const char* operation, Stream stream, std::initializer_list<Buffer> buffers) {
+  void call(const char* operation, std::optional<Stream> stream, std::initializer_list<Buffer> buffers) {
     const nb::gil_scoped_acquire gil;
+    const bool on_host = device_.type == DeviceType::kCpu || !stream;
     if (!failure_.empty()) throw Error(ErrorCode::kUnavailable, "the group has failed: " + failure_);
     nb::list arrays;
-    for (const Buffer& buffer : buffers) arrays.append(array<T>(buffer));
+    for (const Buffer& buffer : buffers) arrays.append(array<T>(buffer, on_host));
     try {
       const nb::object method = implementation_.attr(operation);
-      if (device_.type == DeviceType::kCpu) {
+      if (on_host) {
         method(*arrays);
       } else {
-        method(*arrays, nb::arg("stream") = reinterpret_cast<uintptr_t>(stream.handle));
+        method(*arrays, nb::arg("stream") = reinterpret_cast<uintptr_t>(stream->handle));
       }
     } catch (nb::python_error& error) {
       failure_ =
           std::string(operation) + " of rank " + std::to_string(rank_) + " raised " + nb::repr(error.value()).c_str();
       throw Error(ErrorCode::kUnavailable, "the group has failed: " + failure_);
     }
-    if (device_.type != DeviceType::kCpu) return;
+    if (!on_host) return;
     size_t index = 0;
     for (const Buffer& buffer : buffers) {
       const auto made = nb::cast<nb::ndarray<nb::numpy, T>>(arrays[index++]);
@@ -314,7 +327,9 @@ void bind_process_groups(nb::module_& m) {
       "methods all_gather(send, recv), all_to_all(send, recv), all_reduce_sum(data), reduce_scatter_sum(send, recv) "
       "and barrier(), which return when the result is there: flat arrays, uint8 for the first two and float32 for "
       "sums, numpy's on the host. With a GPU's context they lie there, have __dlpack__, are good during the call, and "
-      "every method gets stream=, a cudaStream_t as an integer. What a method raises ends the group: "
+      "every method gets stream=, a cudaStream_t as an integer; DcpAttention.plan then needs all_gather_host(send, "
+      "recv) "
+      "too, over numpy's arrays and without a stream. What a method raises ends the group: "
       "Error with UNAVAILABLE. Sums run in the order of the ranks where results must not depend on their neighbours.");
 }
 

@@ -39,6 +39,14 @@ void bind_options(nb::module_& m) {
                required("max_kv_len", &B::max_kv_len, "keys of a request"),
                field("max_shared_levels", &B::max_shared_levels, "shared segments (KvSegment.group_indptr) of a batch"))
       .bind(m);
+  using W = WorkloadMix;
+  fields_of<W>(
+      "WorkloadMix",
+      "The tokens of an engine's work, in any unit, such as means of a request: a CPU's kernels and cache formats are "
+      "ranked by what both take together. Both 0: not known; then four of prefill to one of decode. Its fields:",
+      field("decode_tokens", &W::decode_tokens, "of decode, where a request has one token a step; 0 or positive"),
+      field("prefill_tokens", &W::prefill_tokens, "of prefill; 0 or positive"))
+      .bind(m);
   using P = PrepareOptions;
   fields_of<P>(
       "PrepareOptions", "How an op is prepared. Its fields:",
@@ -47,7 +55,10 @@ void bind_options(nb::module_& m) {
       field("force_kernel", &P::force_kernel, "the kernel that runs, by name, or prepare fails; empty: the cheapest"),
       field("num_workers", &P::num_workers, "workers to plan for; 0: the context's concurrency"),
       field("allow_fp8_mma", &P::allow_fp8_mma, "a permission, speed before accuracy: fp8 may be multiplied as it is"),
-      field("max_kv_splits", &P::max_kv_splits, "most KV splits of a query; 0: as many as the work needs"))
+      field("max_kv_splits", &P::max_kv_splits, "most KV splits of a query; 0: as many as the work needs"),
+      field("mix", &P::mix,
+            "WorkloadMix that a CPU's kernels are ranked by; not known: decode alone where bounds.max_q_len is 1 and "
+            "determinism is below BATCH_INVARIANT, else its default. Ops of the same requests take the same mix"))
       .bind(m);
   using R = RopeArgs;
   fields_of<R>(

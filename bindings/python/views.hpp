@@ -165,6 +165,7 @@ void bind_quantize(nb::module_& m);
 void bind_cascade(nb::module_& m);
 void bind_sealed_plan(nb::module_& m);
 void bind_process_groups(nb::module_& m);
+void bind_nccl_groups(nb::module_& m);
 void bind_distributed(nb::module_& m);
 void bind_verify(nb::module_& m);
 

@@ -59,8 +59,11 @@ for preset in "${presets[@]}"; do
       fi
       configure emulated-gpu
       build emulated-gpu cuda_functions_test cuda_test
+      if ninja -C build/emulated-gpu -t query folio_nccl_test >/dev/null 2>&1; then
+        build emulated-gpu folio_nccl_test
+      fi
       export FOLIO_EMULATED_GPUS=2
-      ctest --preset emulated-gpu -j "$(nproc)" -L cuda -R '^(CudaTest|TokenPool|Types)'
+      ctest --preset emulated-gpu -j "$(nproc)" -L cuda -R '^(CudaTest|TokenPool|Types|(Worlds/)?NcclGroup)'
       FOLIO_EMULATED_CAPABILITY=90 ctest --preset emulated-gpu -j "$(nproc)" -L cuda -R 'AFewReplays'
       ;;
     fuzz)

@@ -12,6 +12,7 @@
 #include "kernels/cuda/common/cache/move.hpp"
 #include "kernels/cuda/common/merge_states/merge_states.hpp"
 #include "kernels/cuda/common/merge_states/ranks.hpp"
+#include "kernels/cuda/common/merge_states/shard_batch.hpp"
 #include "kernels/cuda/common/quantize/quantize.hpp"
 #include "kernels/cuda/common/tables/table_check.hpp"
 #include "kernels/cuda/common/tables/tables.hpp"
@@ -40,6 +41,8 @@ class GpuKernels {
   virtual void enqueue(const kernels::cuda::PackParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::SumParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::ArrangeParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::ShardBatchParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::CompareHeadersParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::QuantizeFp8Params& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::Nvfp4Params& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::MaxScaleParams& params, Stream stream) const = 0;
@@ -69,6 +72,8 @@ class GpuPlanMemory {
   /// Where checks of tables report; see TableCheckParams::fault.
   virtual kernels::cuda::TableFault* table_fault() const = 0;
   virtual const scheduler::PlanImageHeader* image() const = 0;
+  /// Where the image has the cu_q of the last plan that is in it.
+  virtual const int32_t* cu_q() const = 0;
   /// See kernels::cuda::kTileCounters; null where the schedule is static. The address never changes.
   virtual uint32_t* tile_counters() const = 0;
   /// See AttentionParams::combine_counters; null where the schedule is dynamic. The address never changes.
@@ -172,6 +177,8 @@ class GpuBackend : public GpuKernels {
   virtual bool is_capturing(Stream stream) const = 0;
   /// Device memory, aligned to 256 bytes. Freeing it waits for what is enqueued. Throws kOutOfMemory.
   virtual std::shared_ptr<void> allocate(size_t bytes) const = 0;
+  /// Page-locked host memory, which the GPU writes at the host's address. Throws kOutOfMemory.
+  virtual std::shared_ptr<void> allocate_page_locked(size_t bytes) const = 0;
   /// Enqueues a copy within this GPU's memory.
   virtual void copy(void* to, const void* from, size_t bytes, Stream stream) const = 0;
   /// Enqueues a copy from the host. On return `from` may be changed, if it is ordinary memory and not page-locked.

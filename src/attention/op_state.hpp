@@ -92,6 +92,9 @@ bool may_be_captured(const detail::PlanBufferState& plan);
 /// has, the first is launched.
 bool is_launched(const detail::PlanBufferState& plan, size_t pass);
 
+/// Where a GPU has the cu_q of what was last planned into the buffer, ascending whatever the caller's is.
+const int32_t* cu_q_on_device(const detail::PlanBufferState& plan);
+
 /// Partial rows of a plan, or of one of its passes; of a plan that may be captured, the most that its op's plans can
 /// have. The workspace holds the passes' rows one after the other.
 int64_t partial_rows(const detail::PlanBufferState& plan);

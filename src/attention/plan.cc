@@ -54,6 +54,12 @@ bool is_launched(const detail::PlanBufferState& plan, size_t pass) {
   return has_work(plan.passes[pass]) || (pass == 0 && std::none_of(plan.passes.begin(), plan.passes.end(), has_work));
 }
 
+const int32_t* cu_q_on_device(const detail::PlanBufferState& plan) {
+  size_t pass = 0;  // all passes have planned the same batch, but not all are uploaded
+  while (!plan.planned_on_device && !is_launched(plan, pass)) ++pass;
+  return plan.passes[pass].gpu->cu_q();
+}
+
 int64_t partial_rows(const detail::PlanBufferState& plan, size_t pass) {
   const scheduler::PlanView& view = plan.passes[pass].view;
   if (!may_be_captured(plan)) return view.num_partial_rows;

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "attention/kernel_choice.hpp"
 #include "attention/run_args.hpp"
 #include "core/error.hpp"
 #include "folio/attention.hpp"
@@ -132,7 +133,7 @@ std::string missing_on(const attention::GpuBackend& gpu, const kernels::cuda::At
 }
 
 /// Every kernel of the context's device, in order of preference.
-std::vector<Candidate> candidates(const Context& context, const AttentionConfig& config) {
+std::vector<Candidate> candidates(const Context& context, const AttentionConfig& config, const WorkloadMix& mix) {
   std::vector<Candidate> all;
   if (const attention::GpuBackend* gpu = context.state().gpu.get()) {
     for (const kernels::cuda::AttentionKernel* kernel : gpu->kernels()) {
@@ -140,13 +141,12 @@ std::vector<Candidate> candidates(const Context& context, const AttentionConfig&
     }
     return all;
   }
-  for (const kernels::AttentionKernel* kernel : kernels::cpu_attention_kernels()) {
-    const std::string missing = kernel->unavailable(platform::cpu_features());
+  const platform::CpuFeatures& features = platform::cpu_features();
+  for (const kernels::AttentionKernel* kernel :
+       attention::ranked(kernels::cpu_attention_kernels(), features, config, mix)) {
+    const std::string missing = kernel->unavailable(features);
     all.push_back({.answer = ask(*kernel, missing, config), .cpu = kernel, .gpu = nullptr});
   }
-  std::stable_partition(all.begin(), all.end(), [&](const Candidate& candidate) {
-    return candidate.cpu->preferred == nullptr || candidate.cpu->preferred(platform::cpu_features(), config);
-  });
   return all;
 }
 
@@ -155,11 +155,12 @@ bool is_preferred(const Candidate& candidate, const AttentionConfig& config) {
   return candidate.gpu == nullptr || candidate.gpu->preferred == nullptr || candidate.gpu->preferred(config);
 }
 
-Candidate choose(const Context& context, const AttentionConfig& config, const std::string& forced) {
+Candidate choose(const Context& context, const AttentionConfig& config, const WorkloadMix& mix,
+                 const std::string& forced) {
   std::string reasons;
   std::string names;
   std::optional<Candidate> second_choice;
-  for (const Candidate& candidate : candidates(context, config)) {
+  for (const Candidate& candidate : candidates(context, config, mix)) {
     const KernelAnswer& answer = candidate.answer;
     names += (names.empty() ? "" : ", ") + answer.name;
     if (!forced.empty() && forced != answer.name) continue;
@@ -259,6 +260,7 @@ std::vector<detail::Pass> gpu_passes(const detail::OpState& state, const kernels
 }
 
 void check_options(const PrepareOptions& options, Determinism determinism) {
+  attention::check_mix(options.mix);
   if (options.max_kv_splits < 0) {
     core::fail(ErrorCode::kInvalidArgument, "max_kv_splits is ", options.max_kv_splits,
                "; it is 0 (no bound) or the most splits");
@@ -284,7 +286,8 @@ void check_options(const PrepareOptions& options, Determinism determinism) {
 AttentionOp prepare(const Context& context, const AttentionConfig& config, const PrepareOptions& options) {
   check_options(options, config.determinism);
   const AttentionConfig resolved = resolve(config);
-  const Candidate chosen = choose(context, resolved, forced_kernel(context, options));
+  const Candidate chosen =
+      choose(context, resolved, attention::mix_of(options, resolved.determinism), forced_kernel(context, options));
   const int32_t num_workers = options.num_workers > 0 ? options.num_workers : context.concurrency();
   detail::OpState state{.context = context, .config = resolved, .options = options};
   if (chosen.gpu != nullptr) {
@@ -301,26 +304,20 @@ AttentionOp prepare(const Context& context, const AttentionConfig& config, const
   return AttentionOp(std::make_shared<const detail::OpState>(std::move(state)));
 }
 
-std::vector<KernelAnswer> explain(const Context& context, const AttentionConfig& config) {
+std::vector<KernelAnswer> explain(const Context& context, const AttentionConfig& config, const WorkloadMix& mix) {
+  attention::check_mix(mix);
   std::vector<KernelAnswer> answers;
-  for (const Candidate& candidate : candidates(context, resolve(config))) {
+  for (const Candidate& candidate : candidates(context, resolve(config), mix)) {
     answers.push_back(candidate.answer);
   }
   return answers;
 }
 
-KvFormatAdvice recommended_kv_format(const AttentionConfig& config, const Context& context) {
-  AttentionConfig resolved = resolve(config);
+KvFormatAdvice recommended_kv_format(const AttentionConfig& config, const Context& context, const WorkloadMix& mix) {
+  attention::check_mix(mix);
+  const AttentionConfig resolved = resolve(config);
   if (context.device().type == DeviceType::kCuda) return {KvFormat::kStrided, 16};
-  // The first kernel that takes the configuration in the format that it likes best: kernels stand in order of speed.
-  for (const kernels::AttentionKernel* kernel : kernels::cpu_attention_kernels()) {
-    resolved.kv_format = kernel->best_format;
-    resolved.page_size = kernel->best_page_size;
-    if (ask(*kernel, kernel->unavailable(platform::cpu_features()), resolved).refusal.empty()) {
-      return {resolved.kv_format, resolved.page_size};
-    }
-  }
-  return {KvFormat::kStrided, 32};
+  return attention::fastest_format(kernels::cpu_attention_kernels(), platform::cpu_features(), resolved, mix);
 }
 
 const AttentionConfig& AttentionOp::config() const noexcept {

@@ -72,6 +72,7 @@ class SealedImage final : public GpuPlanMemory {
   void report() override {}
   kernels::cuda::TableFault* table_fault() const override { return table_fault_; }
   const scheduler::PlanImageHeader* image() const override { return image_; }
+  const int32_t* cu_q() const override { fail_planned(); }
   uint32_t* tile_counters() const override { return tile_counters_; }
   uint32_t* combine_counters() const override { return combine_counters_; }
 

@@ -63,11 +63,19 @@ folio_status folio_make_fp8_ds_mla_view(int64_t num_pages, int32_t page_size, vo
 
 folio_status folio_recommended_kv_format(const folio_attention_config* config, const folio_context* context,
                                          folio_kv_format* format, int32_t* page_size) noexcept {
+  const folio_workload_mix unknown = {0, 0};
+  return folio_recommended_kv_format_for_mix(config, context, &unknown, format, page_size);
+}
+
+folio_status folio_recommended_kv_format_for_mix(const folio_attention_config* config, const folio_context* context,
+                                                 const folio_workload_mix* mix, folio_kv_format* format,
+                                                 int32_t* page_size) noexcept {
   return guarded([&] {
     deref(format, "format");
     deref(page_size, "page_size");
     const folio::Context& device = deref(context, "context").context;
-    const folio::KvFormatAdvice advice = folio::recommended_kv_format(folio::capi::to_config(config, "config"), device);
+    const folio::KvFormatAdvice advice = folio::recommended_kv_format(folio::capi::to_config(config, "config"), device,
+                                                                      folio::capi::to_mix(deref(mix, "mix")));
     *format = static_cast<folio_kv_format>(advice.format);
     *page_size = advice.page_size;
   });

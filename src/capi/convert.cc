@@ -135,6 +135,10 @@ AttentionConfig to_config(const folio_attention_config* config, const char* name
   return converted;
 }
 
+WorkloadMix to_mix(const folio_workload_mix& mix) {
+  return {.decode_tokens = mix.decode_tokens, .prefill_tokens = mix.prefill_tokens};
+}
+
 PrepareOptions to_options(const folio_prepare_options* options) {
   PrepareOptions converted;
   if (options == nullptr) return converted;
@@ -142,6 +146,7 @@ PrepareOptions to_options(const folio_prepare_options* options) {
   converted.num_workers = given.num_workers;
   converted.force_kernel = to_string(given.force_kernel);
   converted.allow_fp8_mma = given.allow_fp8_mma != 0;
+  converted.mix = to_mix(given.mix);
   if (given.has_bounds != 0) {
     converted.bounds =
         GraphBounds{given.max_requests, given.max_tokens, given.max_q_len, given.max_kv_len, given.max_shared_levels};

@@ -62,6 +62,8 @@ inline constexpr size_t kFirstSize<folio_context_options> = 48;
 template <>
 inline constexpr size_t kFirstSize<folio_attention_config> = 64;
 template <>
+inline constexpr size_t kFirstSize<folio_prepare_options> = 48;
+template <>
 inline constexpr size_t kFirstSize<folio_batch> = 64;
 template <>
 inline constexpr size_t kFirstSize<folio_segment_args> = 416;
@@ -135,6 +137,7 @@ class ConvertedArray {
 std::string to_string(const char* text);  ///< NULL becomes ""
 ContextOptions to_options(const folio_context_options* options);
 AttentionConfig to_config(const folio_attention_config* config, const char* name);
+WorkloadMix to_mix(const folio_workload_mix& mix);
 PrepareOptions to_options(const folio_prepare_options* options);
 KvSegment to_segment(const folio_kv_segment& segment);
 BatchView to_batch(const folio_batch& batch, std::span<const KvSegment> segments);

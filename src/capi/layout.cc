@@ -85,12 +85,16 @@ FOLIO_SAME_SIZE(folio_executor, Executor, 24);
 static_assert(std::is_same_v<folio_parallel_body, ParallelBody>);
 static_assert(std::is_same_v<decltype(folio_executor::parallel_for), decltype(Executor::parallel_for)>);
 
+FOLIO_SAME_SIZE(folio_workload_mix, WorkloadMix, 16);
+FOLIO_SAME_FIELD(folio_workload_mix, WorkloadMix, decode_tokens);
+FOLIO_SAME_FIELD(folio_workload_mix, WorkloadMix, prefill_tokens);
+
 // The first version's sizes. A structure may only grow, and only where it starts with struct_size.
 static_assert(sizeof(folio_plan) == 16);
 static_assert(sizeof(folio_ragged_kv_view) == 200);
 static_assert(sizeof(folio_context_options) == 56 && offsetof(folio_context_options, struct_size) == 0);
 static_assert(sizeof(folio_attention_config) == 72 && offsetof(folio_attention_config, struct_size) == 0);
-static_assert(sizeof(folio_prepare_options) == 48 && offsetof(folio_prepare_options, struct_size) == 0);
+static_assert(sizeof(folio_prepare_options) == 64 && offsetof(folio_prepare_options, struct_size) == 0);
 static_assert(sizeof(folio_kv_segment) == 56 && offsetof(folio_kv_segment, struct_size) == 0);
 static_assert(sizeof(folio_batch) == 88 && offsetof(folio_batch, struct_size) == 0);
 static_assert(sizeof(folio_segment_args) == 480 && offsetof(folio_segment_args, struct_size) == 0);

@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <optional>
 
 #include "core/checked_math.hpp"
+#include "core/error.hpp"
 #include "distributed/dcp_state.hpp"
 
 namespace folio::inline v0::distributed {
@@ -27,16 +29,42 @@ class Pieces {
 
 }  // namespace
 
-RunLayout run_layout(const DcpState& state, const DcpPlan& plan) {
+void DcpDeviceMemory::reserve(const attention::GpuBackend& gpu, int32_t num_requests, int32_t world) {
+  if (num_requests <= max_requests) return;
+  max_requests = std::max(num_requests, static_cast<int32_t>(std::min<int64_t>(int64_t{max_requests} * 2, INT32_MAX)));
+  Pieces pieces;
+  const int64_t requests = max_requests;
+  const size_t of_headers = pieces.take(world, 1, 1, sizeof(kernels::cuda::GatherHeader));
+  const size_t of_indptr = pieces.take(requests + 1, 1, 1, sizeof(int32_t));
+  const size_t of_first_pos = pieces.take(requests, 1, 1, sizeof(int32_t));
+  const size_t of_cached_len = pieces.take(requests, 1, 1, sizeof(int32_t));
+  const size_t of_fresh_len = pieces.take(requests, 1, 1, sizeof(int32_t));
+  memory = gpu.allocate(pieces.total());
+  auto* const begin = static_cast<std::byte*>(memory.get());
+  headers = reinterpret_cast<kernels::cuda::GatherHeader*>(begin + of_headers);
+  indptr = reinterpret_cast<int32_t*>(begin + of_indptr);
+  first_pos = reinterpret_cast<int32_t*>(begin + of_first_pos);
+  cached_len = reinterpret_cast<int32_t*>(begin + of_cached_len);
+  fresh_len = reinterpret_cast<int32_t*>(begin + of_fresh_len);
+}
+
+namespace {
+
+/// Workspaces of the passes that a plan has.
+struct PassBytes {
+  std::optional<size_t> cached;
+  std::optional<size_t> fresh;
+};
+
+RunLayout layout_of(const DcpState& state, int64_t tokens, const PassBytes& passes) {
   const AttentionConfig& config = state.config.attention;
-  const int64_t tokens = plan.num_tokens, heads = state.heads(), all_heads = state.all_heads(),
-                out_heads = state.out_heads();
+  const int64_t heads = state.heads(), all_heads = state.all_heads(), out_heads = state.out_heads();
   const int64_t float_bytes = sizeof(float), q_bytes = size_of(config.q);
   RunLayout layout;
   Pieces pieces;
-  if (plan.cached) {
+  if (passes.cached) {
     Pieces piece;
-    piece.take(sizeof(GatherHeader));
+    piece.take(sizeof(kernels::cuda::GatherHeader));
     layout.slopes_in_piece = piece.take(heads, 1, 1, config.features.has(Feature::kAlibi) ? float_bytes : 0);
     layout.queries_in_piece = piece.take(tokens, heads, config.head_dim_qk, q_bytes);
     layout.piece = piece.total();
@@ -59,17 +87,31 @@ RunLayout run_layout(const DcpState& state, const DcpPlan& plan) {
       layout.combined = layout.partial;
       layout.combined_lse = layout.partial_lse;
     }
-    layout.attention_bytes = folio::workspace_size(*plan.cached);
+    layout.attention_bytes = *passes.cached;
   }
-  if (plan.fresh) {
+  if (passes.fresh) {
     layout.fresh = pieces.take(tokens, out_heads, config.head_dim_v, float_bytes);
     layout.fresh_lse = pieces.take(tokens, out_heads, 1, float_bytes);
-    if (state.gpu() != nullptr) layout.indptr = pieces.take(int64_t{plan.num_requests} + 1, 1, 1, sizeof(int32_t));
-    layout.attention_bytes = std::max(layout.attention_bytes, folio::workspace_size(*plan.fresh));
+    layout.attention_bytes = std::max(layout.attention_bytes, *passes.fresh);
   }
   layout.attention = pieces.take(layout.attention_bytes);
   layout.total = pieces.total();
   return layout;
+}
+
+}  // namespace
+
+RunLayout run_layout(const DcpState& state, const DcpPlan& plan) {
+  PassBytes passes;
+  if (plan.cached) passes.cached = folio::workspace_size(*plan.cached);
+  if (plan.fresh) passes.fresh = folio::workspace_size(*plan.fresh);
+  return layout_of(state, plan.num_tokens, passes);
+}
+
+RunLayout largest_run_layout(const DcpState& state) {
+  core::require(state.config.bounds.has_value(), "without DcpConfig::bounds a workspace is a plan's");
+  return layout_of(state, state.config.bounds->max_tokens,
+                   {folio::workspace_size(state.cached_op), folio::workspace_size(state.fresh_op)});
 }
 
 }  // namespace folio::inline v0::distributed

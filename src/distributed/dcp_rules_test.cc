@@ -106,6 +106,37 @@ TEST(DcpAttention, RefusesConfigurations) {
           [](DcpConfig& c) { c.all_heads_out = c.replicated_queries = true, c.combine = DcpCombine::kAllToAll; });
 }
 
+TEST(DcpAttention, BoundsRefuseLargerBatchesAndOtherRanksBounds) {
+  DcpConfig config = DcpCase(small_setup()).config();
+  config.bounds = GraphBounds{3, 30, 17, 70, 0};
+  const std::vector<int32_t> cu_q{0, 1, 5}, seq_lens{70, 64}, longer{71, 64};
+  run_ranks(2, [&](ProcessGroup& group) {
+    DcpAttention attention(context(), group, config);
+    EXPECT_TRUE(attention.plan({2, cu_q.data(), seq_lens.data(), 0}).cached);
+    expect_error(ErrorCode::kInvalidArgument, "request 0: seq_lens is 71; the bounds allow 70", [&] {
+      attention.plan({2, cu_q.data(), longer.data(), 0});
+    });
+    DcpBatch batch{2, cu_q.data(), seq_lens.data(), 0};
+    batch.num_tokens = 6;
+    expect_error(ErrorCode::kInvalidArgument, "num_tokens is 6; with lengths on the host it is 0 or",
+                 [&] { attention.plan(batch); });
+    batch.where = Where::kDevice;
+    expect_error(ErrorCode::kInvalidArgument, "a CPU's lengths lie on the host", [&] { attention.plan(batch); });
+    EXPECT_NO_THROW(attention.check());
+    DcpConfig other = config;
+    other.bounds->max_kv_len += group.rank();
+    expect_error(ErrorCode::kInvalidArgument, "of the group has another configuration than rank",
+                 [&] { DcpAttention(context(), group, other); });
+    if (group.rank() == 1) other.interleave = 3;
+    expect_error(ErrorCode::kInvalidArgument,
+                 group.rank() == 1 ? "interleave is 3" : "rank 1 of the group could not prepare",
+                 [&] { DcpAttention(context(), group, other); });
+    other.bounds->max_shared_levels = 1;
+    expect_error(ErrorCode::kInvalidArgument, group.rank() == 1 ? "interleave is 3" : "bounds.max_shared_levels is 1",
+                 [&] { DcpAttention(context(), group, other); });
+  });
+}
+
 TEST(DcpAttention, RefusesBatches) {
   auto groups = make_thread_groups(2, {std::chrono::seconds(40)});
   DcpAttention attention(context(), *groups[0], DcpCase(small_setup()).config());

@@ -1,7 +1,4 @@
 // One layer: gather the queries, attend to this rank's shard, combine, attend to the new tokens, merge.
-#include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstring>
 
 #include "attention/run_args.hpp"
@@ -71,10 +68,6 @@ class Run {
   }
 
   void fresh_pass() {
-    if (gpu_ != nullptr) {
-      const std::vector<int32_t>& indptr = host_indptr();
-      gpu_->upload(memory_ + layout_.indptr, indptr.data(), indptr.size() * sizeof(int32_t), stream_);
-    }
     const SegmentArgs segment = fresh_segment();
     const Workspace scratch{memory_ + layout_.attention, layout_.attention_bytes};
     for (int32_t part = 0; part < fresh_parts(); ++part) {
@@ -116,6 +109,7 @@ class Run {
   /// Everything that only this rank knows to be wrong must be found before the others wait for it.
   void check(Workspace workspace) const {
     core::require(gpu_ != nullptr || stream_.handle == nullptr, "a CPU context takes the default stream only");
+    if (gpu_ != nullptr && !state_.group->enqueues()) check_capture(state_, gpu_->is_capturing(stream_));
     if (layout_.total > 0 && (workspace.data == nullptr || workspace.bytes < layout_.total)) {
       core::fail(ErrorCode::kWorkspaceTooSmall, "the workspace has ", workspace.bytes, " bytes; the plan needs ",
                  layout_.total);
@@ -164,7 +158,7 @@ class Run {
       segment.ragged.v = ConstTensorView(nullptr, config_.ragged_kv, {0, config_.num_kv_heads, config_.head_dim_v});
       segment.ragged.indptr = host_indptr().data();
     }
-    if (gpu_ != nullptr) segment.ragged.indptr = reinterpret_cast<const int32_t*>(memory_ + layout_.indptr);
+    if (gpu_ != nullptr) segment.ragged.indptr = state_.device.indptr;
     return segment;
   }
 
@@ -229,9 +223,11 @@ class Run {
       own.to = piece + layout_.queries_in_piece;
       // A layer without slopes beside layers with them: slopes of 0 are the same.
       own.slopes_to = alibi ? reinterpret_cast<float*>(piece + layout_.slopes_in_piece) : nullptr;
+      send_header(piece, own);
       arrange(own);
-      exchange(piece);
       const std::byte* const gathered = memory_ + layout_.gathered;
+      state_.group->all_gather(piece, memory_ + layout_.gathered, layout_.piece, stream_);
+      compare_headers(gathered, all);
       all.from = gathered + layout_.queries_in_piece;
       all.rank_stride = all.slopes_rank_stride = static_cast<int64_t>(layout_.piece);
       all.token_stride = heads() * row;
@@ -241,85 +237,31 @@ class Run {
     arrange(all);
   }
 
-  /// Sends this rank's piece, with what it runs in front, and checks that the others run the same.
-  void exchange(std::byte* piece) {
-    const GatherHeader mine = header();
+  /// What this rank runs, at the head of its piece: on a GPU by the kernel that arranges its queries.
+  void send_header(std::byte* piece, kernels::cuda::ArrangeParams& params) const {
+    const kernels::cuda::GatherHeader header = header_of(state_, plan_, args_);
+    if (gpu_ == nullptr) {
+      std::memcpy(piece, &header, sizeof(header));
+      return;
+    }
+    params.sent.to = reinterpret_cast<kernels::cuda::GatherHeader*>(piece);
+    params.sent.header = header;
+    params.sent.q_scales = q_scales_of(state_, plan_, args_);
+  }
+
+  /// On a CPU throws where another rank runs something else; on a GPU the kernel that arranges all queries compares.
+  void compare_headers(const std::byte* gathered, kernels::cuda::ArrangeParams& params) const {
+    const int32_t world = state_.group->size(), own = state_.group->rank();
     if (gpu_ != nullptr) {
-      gpu_->upload(piece, &mine, sizeof(mine), stream_);
-    } else {
-      std::memcpy(piece, &mine, sizeof(mine));
+      params.gathered = {gathered, static_cast<int64_t>(layout_.piece), world, own, &state_.status->run};
+      return;
     }
-    const std::byte* const gathered = memory_ + layout_.gathered;
-    state_.group->all_gather(piece, memory_ + layout_.gathered, layout_.piece, stream_);
-    for (int32_t r = 0; r < state_.group->size(); ++r) {
-      const std::byte* const other = gathered + static_cast<size_t>(r) * layout_.piece;
-      GatherHeader theirs;
-      if (gpu_ != nullptr) {
-        gpu_->download(&theirs, other, sizeof(theirs), stream_);
-      } else {
-        std::memcpy(&theirs, other, sizeof(theirs));
-      }
-      check_header(mine, theirs, r);
-    }
-  }
-
-  void check_header(const GatherHeader& mine, const GatherHeader& theirs, int32_t r) const {
-    const int32_t own = state_.group->rank();
-    core::require(theirs.digest == plan_.digest, "rank ", r,
-                  " of the group runs another batch or configuration than rank ", own);
-    const auto require_same = [&](const char* name, bool same, float other, float value) {
-      core::require(same, name, " is ", other, " on rank ", r, " of the group and ", value, " on rank ", own,
-                    "; all ranks give the same");
-    };
-    require_same("sm_scale", theirs.sm_scale == mine.sm_scale, theirs.sm_scale, mine.sm_scale);
-    require_same("logits_soft_cap", theirs.logits_soft_cap == mine.logits_soft_cap, theirs.logits_soft_cap,
-                 mine.logits_soft_cap);
-    if (theirs.q_scales == mine.q_scales) return;
-    require_same("q_scale", theirs.q_scale == mine.q_scale, theirs.q_scale, mine.q_scale);
-    core::fail(ErrorCode::kInvalidArgument, "q_scale has other values on rank ", r, " of the group than on rank ", own,
-               " behind the first, which is ", mine.q_scale,
-               " on both, or another granularity; all ranks give the same");
-  }
-
-  GatherHeader header() const {
-    GatherHeader header;
-    header.digest = plan_.digest;
-    const float by_default = 1.0f / std::sqrt(static_cast<float>(config_.head_dim_qk));
-    header.sm_scale = args_.sm_scale == 0.0f ? by_default : args_.sm_scale;
-    header.logits_soft_cap = args_.logits_soft_cap;
-    const Scale& scale = args_.q_scale;
-    if (scale.data == nullptr) {
-      header.q_scale = scale.value;
-      header.q_scales = Digest().add(std::bit_cast<uint32_t>(scale.value)).value();
+    const auto header_at = [&](int32_t r) {
+      kernels::cuda::GatherHeader header;
+      std::memcpy(&header, gathered + static_cast<size_t>(r) * layout_.piece, sizeof(header));
       return header;
-    }
-    const bool of_requests =
-        scale.granularity == ScaleGranularity::kPerRequest || scale.granularity == ScaleGranularity::kPerRequestAndHead;
-    const bool of_heads =
-        scale.granularity == ScaleGranularity::kPerHead || scale.granularity == ScaleGranularity::kPerRequestAndHead;
-    const int64_t rows = of_requests ? plan_.num_requests : 1;
-    const int64_t columns = of_heads ? config_.num_kv_heads : 1;
-    const int64_t stride = of_requests ? (of_heads ? scale.request_stride : 1) : 0;
-    const float* values = scale.data;
-    if (gpu_ != nullptr) {
-      state_.q_scales.resize(static_cast<size_t>((rows - 1) * stride + columns));
-      gpu_->download(state_.q_scales.data(), values, state_.q_scales.size() * sizeof(float), stream_);
-      values = state_.q_scales.data();
-    }
-    header.q_scale = values[0];
-    Digest digest;
-    // One value is the same as a scalar.
-    if (rows * columns > 1) digest.add(static_cast<int32_t>(scale.granularity));
-    for (int64_t row = 0; row < rows; ++row) {
-      if (of_requests && state_.indptr[static_cast<size_t>(row)] == state_.indptr[static_cast<size_t>(row) + 1]) {
-        continue;  // without queries it has no scale
-      }
-      for (int64_t column = 0; column < columns; ++column) {
-        digest.add(std::bit_cast<uint32_t>(values[row * stride + column]));
-      }
-    }
-    header.q_scales = digest.value();
-    return header;
+    };
+    for (int32_t r = 0; r < world; ++r) check_header(header_at(own), header_at(r), r, own, "");
   }
 
   void arrange(const kernels::cuda::ArrangeParams& params) const {
@@ -359,6 +301,10 @@ class Run {
 
 size_t DcpAttention::workspace_size(const DcpPlan& plan) const {
   return run_layout(*state_, plan).total;
+}
+
+size_t DcpAttention::workspace_size() const {
+  return largest_run_layout(*state_).total;
 }
 
 void DcpAttention::run(const DcpPlan& plan, const DcpArgs& args, Workspace workspace, Stream stream) {

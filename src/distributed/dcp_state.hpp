@@ -2,12 +2,41 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <memory>
 #include <vector>
 
 #include "attention/op_state.hpp"
 #include "folio/distributed/dcp_attention.hpp"
+#include "kernels/cuda/common/merge_states/gather_header.hpp"
 
 namespace folio::inline v0::distributed {
+
+/// What ranks tell each other of a step on the host before any of them sends anything.
+struct RankRecord {
+  uint64_t digest = 0;
+  uint64_t failed = 0;  ///< 1: the rank throws
+};
+
+/// What a DcpAttention has in a GPU's memory besides its plans; captured graphs keep the addresses.
+struct DcpDeviceMemory {
+  std::shared_ptr<void> memory;
+  int32_t max_requests = -1;
+  int32_t* indptr = nullptr;  ///< [R + 1]: rows of the new tokens
+  // With lengths on the device: those of DcpState, [R], and what ranks compare of the whole batch's, [world].
+  int32_t* first_pos = nullptr;
+  int32_t* cached_len = nullptr;
+  int32_t* fresh_len = nullptr;
+  kernels::cuda::GatherHeader* headers = nullptr;
+
+  void reserve(const attention::GpuBackend& gpu, int32_t num_requests, int32_t world);
+};
+
+/// What a GPU reports: in page-locked memory.
+struct DcpStatus {
+  kernels::cuda::HeaderFault plan;  ///< of lengths on the device
+  kernels::cuda::HeaderFault run;
+};
 
 /// What a DcpAttention owns.
 struct DcpState {
@@ -20,12 +49,14 @@ struct DcpState {
   PlanBuffer fresh_buffer;
   uint64_t config_digest = 0;
   // Of the batch that was planned, [R]; they grow to the largest.
-  std::vector<int32_t> first_pos;   ///< global position of the first new token
-  std::vector<int32_t> cached_len;  ///< this rank's tokens of what is read from the cache
-  std::vector<int32_t> fresh_len;   ///< new tokens read from k and v
-  std::vector<int32_t> indptr;      ///< [R + 1]: cu_q, kept for `run`
-  std::vector<int32_t> no_tokens;   ///< [R + 1]: zeros, the indptr where no new token is read
-  std::vector<float> q_scales;      ///< on a GPU: the host's copy of the scales that ranks compare
+  std::vector<int32_t> first_pos{};     ///< global position of the first new token
+  std::vector<int32_t> cached_len{};    ///< this rank's tokens of what is read from the cache
+  std::vector<int32_t> fresh_len{};     ///< new tokens read from k and v
+  std::vector<int32_t> indptr{};        ///< [R + 1]: cu_q, kept for `run`
+  std::vector<int32_t> no_tokens{};     ///< [R + 1]: zeros, the indptr where no new token is read
+  std::vector<RankRecord> records{};    ///< [world]
+  DcpDeviceMemory device{};             ///< on a GPU
+  std::shared_ptr<DcpStatus> status{};  ///< on a GPU
 
   int32_t heads() const { return config.attention.num_q_heads; }
   int32_t all_heads() const { return heads() * group->size(); }
@@ -38,15 +69,6 @@ struct DcpState {
   bool gathers() const { return group->size() > 1 && !config.replicated_queries; }
   /// Null on a CPU.
   const attention::GpuBackend* gpu() const { return context.state().gpu.get(); }
-};
-
-/// What every rank sends in front of its slopes and queries: what it must have in common with the others.
-struct GatherHeader {
-  uint64_t digest = 0;    ///< DcpPlan::digest
-  uint64_t q_scales = 0;  ///< digest of granularity and values
-  float q_scale = 1.0f;   ///< the first value, for a message
-  float sm_scale = 0.0f;  ///< with the default resolved
-  float logits_soft_cap = 0.0f;
 };
 
 /// FNV-1a over 32-bit values: tells apart what ranks should have in common.
@@ -64,6 +86,37 @@ class Digest {
   uint64_t value_;
 };
 
+/// What ranks must have in common of their configurations.
+uint64_t digest_of(const DcpConfig& config);
+
+/// What this rank sends in front of a layer's queries. Scales in a GPU's memory are left out: q_scales_of says where
+/// they are.
+kernels::cuda::GatherHeader header_of(const DcpState& state, const DcpPlan& plan, const DcpArgs& args);
+
+/// A layer's q scales in memory, of whichever device; without data where there are none.
+kernels::cuda::QScales q_scales_of(const DcpState& state, const DcpPlan& plan, const DcpArgs& args);
+
+/// Throws kInvalidArgument where what rank `r` sent differs from what rank `own` sent. `when` begins the message.
+void check_header(const kernels::cuda::GatherHeader& mine, const kernels::cuda::GatherHeader& theirs, int32_t r,
+                  int32_t own, const char* when);
+
+/// Throws for what a GPU has found since the last report, and forgets it.
+void report(DcpState& state);
+
+/// Throws kInvalidArgument where the group cannot be captured: its own calls would break the capture.
+void check_capture(const DcpState& state, bool capturing);
+
+/// What is said of a rank that throws, and of one that differs: "rank 1 of the group <undone>".
+struct Agreement {
+  const char* undone;
+  const char* differs;
+};
+
+/// Collective, by all_gather_host. Throws `failure`, if there is one; kInvalidArgument where another rank has one or
+/// has another digest. `records` has room for every rank.
+void agree(ProcessGroup& group, std::vector<RankRecord>& records, uint64_t digest, const std::exception_ptr& failure,
+           const Agreement& what);
+
 /// The parts of a run's workspace, as offsets. One rule for the size and for the carving. W ranks, H heads of one, O
 /// of the results.
 struct RunLayout {
@@ -77,7 +130,6 @@ struct RunLayout {
   size_t combined_lse = 0;
   size_t fresh = 0;  ///< over the new tokens: [T, O, Dv]
   size_t fresh_lse = 0;
-  size_t indptr = 0;   ///< on a GPU: rows of the new tokens, [R + 1]
   size_t combine = 0;  ///< workspace of the combine
   size_t combine_bytes = 0;
   size_t attention = 0;  ///< workspace of either pass
@@ -88,5 +140,7 @@ struct RunLayout {
   size_t queries_in_piece = 0;
 };
 RunLayout run_layout(const DcpState& state, const DcpPlan& plan);
+/// Of the largest plan within the bounds.
+RunLayout largest_run_layout(const DcpState& state);
 
 }  // namespace folio::inline v0::distributed

@@ -14,6 +14,7 @@
 #include "attention/op_state.hpp"
 #include "core/error.hpp"
 #include "distributed/operation_checks.hpp"
+#include "distributed/rank_sum.hpp"
 
 namespace folio::inline v0::distributed {
 namespace {
@@ -121,7 +122,7 @@ class Meeting {
 class ThreadGroup final : public ProcessGroup {
  public:
   ThreadGroup(std::shared_ptr<Meeting> meeting, int32_t rank, const std::optional<Context>& context)
-      : meeting_(std::move(meeting)), rank_(rank) {
+      : meeting_(std::move(meeting)), rank_(rank), parts_(static_cast<size_t>(meeting_->world())) {
     if (!context) return;
     device_ = context->device();
     gpu_ = context->state().gpu;
@@ -239,31 +240,15 @@ class ThreadGroup final : public ProcessGroup {
 
   /// out[i] = the sum of all ranks' send[begin + i]; `out` may be this rank's send + begin.
   void sum(size_t begin, size_t count, float* out, Stream stream) {
-    if (gpu_ != nullptr) {
-      kernels::cuda::SumParams params;
-      for (int32_t r = 0; r < size(); ++r) params.sent[r] = static_cast<const float*>(meeting_->sent_by(r)) + begin;
-      params.world = size();
-      params.count = static_cast<int64_t>(count);
-      params.out = out;
-      on_gpu([&] { gpu_->enqueue(params, stream); });
-      return;
+    for (int32_t r = 0; r < size(); ++r) {
+      parts_[static_cast<size_t>(r)] = static_cast<const float*>(meeting_->sent_by(r)) + begin;
     }
-    constexpr size_t kStep = 1024;
-    std::array<float, kStep> sums;
-    for (size_t done = 0; done < count; done += kStep) {
-      const size_t length = std::min(kStep, count - done);
-      const auto sent = [&](int32_t r) { return static_cast<const float*>(meeting_->sent_by(r)) + begin + done; };
-      std::copy_n(sent(0), length, sums.data());
-      for (int32_t r = 1; r < size(); ++r) {
-        const float* values = sent(r);
-        for (size_t i = 0; i < length; ++i) sums[i] += values[i];
-      }
-      std::copy_n(sums.data(), length, out + done);
-    }
+    on_gpu([&] { sum_in_order(gpu_.get(), parts_, count, out, stream); });
   }
 
   std::shared_ptr<Meeting> meeting_;
   int32_t rank_;
+  std::vector<const float*> parts_;  ///< of a sum; of each rank
   Device device_;
   std::shared_ptr<const attention::GpuBackend> gpu_;  ///< null: host memory
   std::exception_ptr gpu_failure_;

@@ -46,21 +46,18 @@ struct AttentionKernel {
   /// The scheduler's cost of visiting one KV tile with n rows: tile_cost + n * row_cost.
   int32_t tile_cost;
   int32_t row_cost;
+  /// Nanoseconds of the reference core for a key of a KV head and `rows` query rows on a CPU with these features: see
+  /// cpu::CostLine. Infinite where it was never measured; such a kernel comes behind those that were.
+  double (*cost)(const platform::CpuFeatures& features, const AttentionConfig& config, double rows);
   /// KV heads that a worker computes together, if their rows fit a work tile. Null = one.
   int32_t (*heads_together)(const AttentionConfig& config) = nullptr;
-  /// The cache that it reads fastest (KvFormatAdvice).
-  KvFormat best_format = KvFormat::kStrided;
-  int32_t best_page_size = 32;
   /// What P is rounded to before GEMM1 (kFloat32: not at all); row_sum stays the float32 sum of the unrounded
   /// exponentials.
   DType (*p_dtype)(const AttentionConfig& config) = [](const AttentionConfig&) { return DType::kFloat32; };
-  /// False where another kernel is faster, or may be, on a CPU with these features: it then comes behind all others.
-  /// Null = true.
-  bool (*preferred)(const platform::CpuFeatures& features, const AttentionConfig& config) = nullptr;
 };
 
-/// Every CPU attention kernel of this build, the preferred first. `prepare` takes the first that is available and does
-/// not refuse; those that are not `preferred` on this CPU come last.
+/// Every CPU attention kernel of this build. `prepare` takes the one of the least cost that is available and does not
+/// refuse (attention/kernel_choice.hpp); where costs are equal, the first.
 std::span<const AttentionKernel* const> cpu_attention_kernels();
 
 namespace amx {
@@ -70,8 +67,8 @@ const AttentionKernel& attention_kernel();
 }  // namespace amx
 
 namespace avx512 {
-/// x86 only: "avx512-bf16", whose GEMM0 takes bfloat16 pairs and which is preferred where that is faster; "avx512", for
-/// every CPU that has AVX-512 with VBMI (servers from Ice Lake and Zen 4 on).
+/// x86 only: "avx512", for every CPU that has AVX-512 with VBMI (servers from Ice Lake and Zen 4 on); "avx512-bf16",
+/// whose GEMMs take bfloat16 pairs.
 std::span<const AttentionKernel* const> attention_kernels();
 }  // namespace avx512
 
@@ -81,8 +78,8 @@ const AttentionKernel& attention_kernel();
 }  // namespace avx2
 
 namespace generic {
-/// The portable kernel, once per instruction set, the preferred first: "generic-v4", "generic-v3" (x86 only),
-/// "generic-bf16" (AArch64 only: GEMM0 of bfloat16 caches takes pairs), "generic".
+/// The portable kernel, once per instruction set: "generic-v4", "generic-v3" (x86 only),
+/// "generic-bf16" (AArch64 only: GEMM0 of bfloat16 caches by BFMMLA), "generic".
 std::span<const AttentionKernel* const> attention_kernels();
 }  // namespace generic
 

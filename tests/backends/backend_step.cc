@@ -178,8 +178,10 @@ void run_backend(DcpCase& whole, BackendKind kind, distributed::ProcessGroup& gr
     FlashInferOptions options;
     options.quantize_query = quantized;
     FlashInferMetadataBuilder builder(context, spec, layers, engine, options);
-    const FlashInferMetadata metadata = builder.build(0, batch);
-    impl.forward(scales, args.q, key, value, cache_tensor(args.cache, 1), &metadata, args.out);
+    const FlashInferMetadata metadata = builder.build(0, batch, home.stream());
+    home.run_layers([&] {
+      impl.forward(scales, args.q, key, value, cache_tensor(args.cache, 1), &metadata, args.out, {}, home.stream());
+    });
   } else {
     FlashAttentionLayerConfig layer = layer_config<FlashAttentionLayerConfig>(whole, args);
     if (setup.cross) layer.attn_type = AttentionType::kEncoderDecoder;
@@ -189,11 +191,13 @@ void run_backend(DcpCase& whole, BackendKind kind, distributed::ProcessGroup& gr
     options.quantize_query = quantized;
     if (hooks.options) hooks.options(options);
     FlashAttentionMetadataBuilder builder(context, spec, layers, engine, options);
-    FlashAttentionMetadata metadata = builder.build(0, batch);
+    FlashAttentionMetadata metadata = builder.build(0, batch, /*fast_build=*/false, home.stream());
     if (hooks.built) hooks.built(metadata);
     const TensorView cache = cache_tensor(args.cache, 0);
-    impl.do_kv_cache_update(scales, key, value, cache, metadata.slot_mapping);
-    impl.forward(scales, args.q, key, value, cache, &metadata, args.out);
+    home.run_layers([&] {
+      impl.do_kv_cache_update(scales, key, value, cache, metadata.slot_mapping, home.stream());
+      impl.forward(scales, args.q, key, value, cache, &metadata, args.out, {}, home.stream());
+    });
   }
   home.finish();
 }

@@ -40,6 +40,10 @@ class Home {
   /// The array where the context's kernels find it; what they write is in the case once `finish` has returned.
   virtual void* move_in(void* data, size_t /*bytes*/) { return data; }
   virtual void finish() {}
+  /// The stream that the step's calls take.
+  virtual Stream stream() const { return {}; }
+  /// Runs what enqueues the layers, once `build` has planned the step.
+  virtual void run_layers(const std::function<void()>& layers) { layers(); }
 
   template <typename T>
   std::span<T> move_in(std::span<T> values) {

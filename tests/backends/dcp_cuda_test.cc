@@ -7,6 +7,7 @@
 #include "core/error.hpp"
 #include "dcp_setups.hpp"
 #include "device_home.hpp"
+#include "distributed/enqueued_group_test_util.hpp"
 
 namespace folio::backends::testing {
 namespace {
@@ -65,6 +66,71 @@ INSTANTIATE_TEST_SUITE_P(Divisions, DcpBackendsOnGpu,
                                "_W", std::get<1>(test.param), "I", std::get<2>(test.param), "_",
                                distributed::to_string(std::get<3>(test.param)));
                          });
+
+#if defined(FOLIO_EMULATED_CUDA)
+
+/// Captures a step's layers and replays them.
+class GraphHome final : public DeviceHome {
+ public:
+  explicit GraphHome(distributed::testing::EnqueuedGroup& group) : group_(group) {
+    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  }
+  ~GraphHome() override { static_cast<void>(cudaStreamDestroy(stream_)); }
+  Stream stream() const override { return {stream_}; }
+  void run_layers(const std::function<void()>& layers) override {
+    group_.meet();
+    check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    layers();
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    check(cudaStreamEndCapture(stream_, &graph));
+    check(cudaGraphInstantiate(&executable, graph, 0));
+    for (int32_t replay = 0; replay < 2; ++replay) check(cudaGraphLaunch(executable, stream_));
+    check(cudaStreamSynchronize(stream_));
+    group_.meet();
+    check(cudaGraphExecDestroy(executable));
+    check(cudaGraphDestroy(graph));
+  }
+
+ private:
+  distributed::testing::EnqueuedGroup& group_;
+  cudaStream_t stream_ = nullptr;
+};
+
+/// Captured layers, over a group whose operations are enqueued, as NCCL's are.
+TEST_P(DcpBackendsOnGpu, EqualTheUndividedCacheInGraphs) {
+  const auto [kind, world, interleave, combine] = GetParam();
+  const Context context = Context::cuda(0);
+  DcpSetup plain;
+  plain.world = world;
+  plain.interleave = interleave;
+  plain.combine = combine;
+  plain.model = plain.cache = DType::kBFloat16;
+  plain.requests = {{70, 1}, {33, 1}, {1, 1}, {65, 1}};
+  DcpSetup mixed = plain;
+  mixed.name = "mixed";
+  mixed.sinks = mixed.alibi = mixed.replicated_queries = true;
+  if (kind == BackendKind::kFlashAttention) mixed.requests = {{70, 1}, {33, 5}, {12, 12}};
+  for (const DcpSetup& setup : {plain, mixed}) {
+    DcpCase whole(for_backend(setup, kind));
+    const auto graphs = [](EngineConfig& engine, CommonAttentionMetadata&) {
+      engine.compilation.decode_graph_mode = DecodeGraphMode::kFull;
+      engine.scheduler.max_num_seqs = 4;
+      engine.scheduler.max_num_batched_tokens = 32;
+      engine.model.max_model_len = 96;
+    };
+    FlashAttentionHooks hooks;
+    hooks.options = [](FlashAttentionOptions& options) { options.steps_in_flight = 1; };
+    const auto body = [&, kind = kind](distributed::testing::EnqueuedGroup& group) {
+      GraphHome home(group);
+      run_backend(whole, kind, group, context, graphs, &home, hooks);
+    };
+    distributed::testing::run_enqueued_ranks(world, context.device(), body);
+    EXPECT_EQ(whole.wrong_outputs(), "") << setup.name;
+  }
+}
+
+#endif
 
 /// A group over the host's memory would be handed the device's addresses.
 TEST(DcpBackendsOnGpuGroups, MustLieThereToo) {

@@ -119,7 +119,7 @@ TEST(DcpBackendConfigurations, RefuseWhatContradictsTheGroup) {
   refused("but decode_context_parallel_size is 1",
           [](EngineConfig& c, auto&) { c.parallel.decode_context_parallel_size = 1; });
   refused(
-      "kNone is offered",
+      "graphs need a group over a GPU whose ProcessGroup::enqueues is true",
       [](EngineConfig& c, auto&) {
         c.compilation.decode_graph_mode = DecodeGraphMode::kFull;
         c.scheduler.max_num_seqs = c.scheduler.max_num_batched_tokens = c.model.max_model_len = 64;

@@ -10,7 +10,7 @@
 namespace folio::backends::testing {
 
 /// A step's arrays in a GPU's memory, each of them copied there and, by finish, back.
-class DeviceHome final : public Home {
+class DeviceHome : public Home {
  public:
   ~DeviceHome() override {
     for (const Array& array : arrays_) static_cast<void>(cudaFree(array.device));
@@ -32,15 +32,17 @@ class DeviceHome final : public Home {
     for (const Array& array : arrays_) check(cudaMemcpy(array.host, array.device, array.bytes, cudaMemcpyDeviceToHost));
   }
 
+ protected:
+  static void check(cudaError_t status) {
+    if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+  }
+
  private:
   struct Array {
     void* host;
     void* device;
     size_t bytes;
   };
-  static void check(cudaError_t status) {
-    if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
-  }
   std::vector<Array> arrays_;
 };
 

@@ -229,6 +229,13 @@ TEST(CApi, RecommendsAFormatThatItsMakersMake) {
   ASSERT_EQ(folio_recommended_kv_format(&d.config, d.context.get(), &format, &page_size), FOLIO_OK);
   EXPECT_TRUE(format == FOLIO_KV_STRIDED || format == FOLIO_KV_CPU_PACKED);
   EXPECT_GE(page_size, 1);
+  const folio_workload_mix unknown = {0, 0};
+  folio_kv_format of_zeros = -1;
+  int32_t page_size_of_zeros = 0;
+  ASSERT_EQ(folio_recommended_kv_format_for_mix(&d.config, d.context.get(), &unknown, &of_zeros, &page_size_of_zeros),
+            FOLIO_OK);
+  EXPECT_EQ(of_zeros, format);
+  EXPECT_EQ(page_size_of_zeros, page_size);
   folio_kv_cache_shape shape = {3, 32, 2, 64, 128, FOLIO_DTYPE_BFLOAT16};
   int64_t k_elements = 0;
   int64_t v_elements = 0;

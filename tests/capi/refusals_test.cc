@@ -1,6 +1,7 @@
 // Every pointer, structure size and enumeration is checked before it is used.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -68,6 +69,12 @@ TEST(CRefusals, NullPointers) {
   refused(folio_recommended_kv_format(&d.config, nullptr, &format, &page_size), "context");
   refused(folio_recommended_kv_format(&d.config, context, nullptr, &page_size), "format");
   refused(folio_recommended_kv_format(&d.config, context, &format, nullptr), "page_size");
+  const folio_workload_mix mix = {1, 0};
+  refused(folio_recommended_kv_format_for_mix(nullptr, context, &mix, &format, &page_size), "config");
+  refused(folio_recommended_kv_format_for_mix(&d.config, nullptr, &mix, &format, &page_size), "context");
+  refused(folio_recommended_kv_format_for_mix(&d.config, context, nullptr, &format, &page_size), "mix");
+  refused(folio_recommended_kv_format_for_mix(&d.config, context, &mix, nullptr, &page_size), "format");
+  refused(folio_recommended_kv_format_for_mix(&d.config, context, &mix, &format, nullptr), "page_size");
   refused(folio_write_kv_cache(nullptr, &write, nullptr), "context");
   refused(folio_write_kv_cache(context, nullptr, nullptr), "args");
   EXPECT_EQ(new_op, nullptr);
@@ -143,6 +150,11 @@ TEST(CRefusals, StructuresOfTheFirstVersion) {
   d.config.attention_chunk = -1;  // beyond what was given: not read
   folio_op* op = nullptr;
   ASSERT_EQ(folio_prepare(d.context.get(), &d.config, nullptr, &op), FOLIO_OK) << folio_last_error();
+  folio_free_op(op);
+  folio_prepare_options prepare_options = FOLIO_PREPARE_OPTIONS_INIT;
+  prepare_options.struct_size = 48;
+  prepare_options.mix.decode_tokens = -1;  // likewise
+  ASSERT_EQ(folio_prepare(d.context.get(), &d.config, &prepare_options, &op), FOLIO_OK) << folio_last_error();
   folio_free_op(op);
   folio_context_options options = FOLIO_CONTEXT_OPTIONS_INIT;
   options.struct_size = 48;
@@ -280,6 +292,25 @@ TEST(CRefusals, BoundsWithoutHasBounds) {
   options.max_tokens = 5;
   folio_op* op = nullptr;
   expect_refusal(folio_prepare(d.context.get(), &d.config, &options, &op), FOLIO_INVALID_ARGUMENT, "has_bounds is 0");
+}
+
+TEST(CRefusals, MixesThatAreNone) {
+  Decode d;
+  for (const double wrong : {-1.0, std::nan(""), HUGE_VAL}) {
+    for (const folio_workload_mix mix : {folio_workload_mix{wrong, 1}, folio_workload_mix{1, wrong}}) {
+      const char* message = mix.prefill_tokens == 1 ? "mix.decode_tokens is " : "mix.prefill_tokens is ";
+      folio_prepare_options options = FOLIO_PREPARE_OPTIONS_INIT;
+      options.mix = mix;
+      folio_op* op = nullptr;
+      expect_refusal(folio_prepare(d.context.get(), &d.config, &options, &op), FOLIO_INVALID_ARGUMENT, message);
+      folio_kv_format format = -1;
+      int32_t page_size = -1;
+      expect_refusal(folio_recommended_kv_format_for_mix(&d.config, d.context.get(), &mix, &format, &page_size),
+                     FOLIO_INVALID_ARGUMENT, message);
+      EXPECT_EQ(format, -1);
+      EXPECT_EQ(page_size, -1);
+    }
+  }
 }
 
 TEST(CRefusals, BadPageIdsAreFoundByValidate) {

@@ -188,5 +188,27 @@ TEST_F(CudaTest, GroupsOverDeviceMemory) {
   }
 }
 
+// More parts than one launch takes: the sums go on in their order.
+TEST_F(CudaTest, SumsOfManyRanksAreTheHosts) {
+  constexpr size_t kCount = 1003, kParts = 200;
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal(0.0f, 100.0f);
+  std::vector<float> all(kParts * kCount);
+  for (float& value : all) value = normal(random);
+  const DeviceArray<float> parts(all), sums(kCount);
+  const Context gpu = Context::cuda(0), cpu = Context::cpu({.executor = {}, .num_threads = 1, .force_kernel = {}});
+  for (const size_t count : {size_t{1}, size_t{64}, size_t{65}, size_t{127}, size_t{128}, kParts}) {
+    std::vector<const float*> on_gpu, on_host;
+    for (size_t i = 0; i < count; ++i) {
+      on_gpu.push_back(parts.data() + i * kCount);
+      on_host.push_back(all.data() + i * kCount);
+    }
+    std::vector<float> expected(kCount);
+    sum_over_ranks(cpu, on_host, kCount, expected.data());
+    sum_over_ranks(gpu, on_gpu, kCount, sums.data());
+    EXPECT_EQ(sums.get(), expected) << count;
+  }
+}
+
 }  // namespace
 }  // namespace folio::cuda_test

@@ -27,6 +27,7 @@ class EmulatedPlanMemory final : public GpuPlanMemory {
   void report() override { report_tables(fault_, "an earlier run of a captured graph: "); }
   cuda::TableFault* table_fault() const override { return &fault_; }
   const scheduler::PlanImageHeader* image() const override { return &header_; }
+  const int32_t* cu_q() const override { return header_.view.cu_q; }
   uint32_t* tile_counters() const override { return counters_.get(); }
   uint32_t* combine_counters() const override { return nullptr; }
 
@@ -103,6 +104,7 @@ class EmulatedGpu final : public GpuBackend {
     return std::shared_ptr<std::byte[]>(static_cast<std::byte*>(::operator new[](bytes, std::align_val_t(256))),
                                         [](std::byte* data) { ::operator delete[](data, std::align_val_t(256)); });
   }
+  std::shared_ptr<void> allocate_page_locked(size_t bytes) const override { return allocate(bytes); }
   void copy(void* to, const void* from, size_t bytes, Stream) const override { std::memcpy(to, from, bytes); }
   void upload(void* to, const void* from, size_t bytes, Stream) const override { std::memcpy(to, from, bytes); }
   void download(void* to, const void* from, size_t bytes, Stream) const override { std::memcpy(to, from, bytes); }
@@ -120,6 +122,8 @@ class EmulatedGpu final : public GpuBackend {
   void enqueue(const cuda::WeighParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::PackParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::ArrangeParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::ShardBatchParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::CompareHeadersParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::SumParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::QuantizeFp8Params&, Stream) const override { refuse(); }
   void enqueue(const cuda::Nvfp4Params&, Stream) const override { refuse(); }

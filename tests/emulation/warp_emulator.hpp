@@ -236,6 +236,7 @@ inline float __int_as_float(int32_t bits) {
 inline double __longlong_as_double(long long bits) {
   return __builtin_bit_cast(double, bits);
 }
+using std::isfinite;
 using std::isinf;
 using std::isnan;
 inline void sincospif(float x, float* sine, float* cosine) {

@@ -95,3 +95,17 @@ plant(rule, "only-neighbours-stand-in", POOL, "for (size_t w = 0; w < words; ++w
 plant(rule, "threads-never-sleep", POOL, "if (!may_spin_ || !spin_until([&] { return wake_up(std::memory_order_relaxed); })) {",
       "while (may_spin_ && !spin_until([&] { return wake_up(std::memory_order_relaxed); })) {\n  }\n  if (!may_spin_) {")
 plant(rule, "pinning-beside-an-executor", ATTENTION + "context.cc", "core::require(options.pinning == ThreadPinning::kAutomatic,", "core::require(true,")
+
+rule = "kernels ranked by costs"
+COSTS = CPU_COMMON + "costs.cc"
+CHOICE = ATTENTION + "kernel_choice.cc"
+plant(rule, "costs-between-rows-of-the-row-below", COSTS, "return nanoseconds[upper - 1] * std::pow(", "return nanoseconds[upper - 1] + 0 * std::pow(")
+plant(rule, "costs-of-any-page-size", COSTS, "key.page_tokens % line.page_tokens == 0 &&", "true &&")
+plant(rule, "least-rows-from-the-first-that-is-faster", COSTS,
+      "while (first > 0 && of_many->nanoseconds[first - 1] <= of_few->nanoseconds[first - 1]) --first;",
+      "for (size_t i = kCostRows.size(); i > 0; --i) first = of_many->nanoseconds[i - 1] <= of_few->nanoseconds[i - 1] ? i - 1 : first;")
+plant(rule, "a-prefill-token-costs-all-its-rows", CHOICE, "kernel.cost(features, config, rows) * group_size(config) / rows;",
+      "kernel.cost(features, config, rows);")
+plant(rule, "formats-of-kernels-that-refuse", CHOICE, "|| !kernel->refusal(asked).empty()) continue;", ") continue;")
+plant(rule, "graphs-have-kernels-of-their-own", CHOICE, "max_q_len == 1 && determinism <= Determinism::kRunToRun;", "max_q_len == 1;")
+plant(rule, "negative-mixes", CHOICE, "std::isfinite(tokens) && tokens >= 0.0,", "std::isfinite(tokens),")

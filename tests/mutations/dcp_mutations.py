@@ -8,7 +8,10 @@ EXCHANGE = DISTRIBUTED + "exchange_combine.cc"
 COMBINE = DISTRIBUTED + "lse_combine.cc"
 PLAN = DISTRIBUTED + "dcp_attention.cc"
 RUN = DISTRIBUTED + "dcp_run.cc"
+AGREEMENT = DISTRIBUTED + "dcp_agreement.cc"
+SHARD_BATCH = "src/kernels/cuda/common/merge_states/shard_batch.hpp"
 THREADS = DISTRIBUTED + "thread_group.cc"
+SUMS = DISTRIBUTED + "rank_sum.cc"
 STEP = "src/backends/common/dcp_step.cc"
 
 rule = "combining ranks' results"
@@ -32,29 +35,32 @@ plant(rule, "sinks-count-on-every-rank", PLAN, "  cached.features.bits &= ~Featu
       RUN, "    args.q_scale = args_.q_scale;\n", "    args.q_scale = args_.q_scale;\n    args.sinks = args_.sinks;\n")
 plant(rule, "dcp-sinks-dropped", RUN, "    args.sinks = args_.sinks == nullptr ? nullptr : args_.sinks + first_out;\n", "")
 plant(rule, "sinks-of-cached-rows-dropped", PLAN,
-      "if (any_fresh || !any_cached || state.config.attention.features.has(Feature::kSinks)) {", "if (any_fresh || !any_cached) {")
-plant(rule, "queries-at-the-end-of-the-context", PLAN, "state.first_pos[i] = older;", "state.first_pos[i] = older - static_cast<int32_t>(q_len);")
-plant(rule, "local-positions", PLAN, "segment.shard = {state.group->size(), state.group->rank(), state.config.interleave};",
-      "segment.shard = {};")
-plant(rule, "new-tokens-at-position-0", PLAN, "    if (any_fresh) segment.first_pos = state.first_pos.data();\n", "")
-plant(rule, "new-tokens-read-twice", PLAN, "const int32_t whole = from_cache ? seq_len : older;", "const int32_t whole = seq_len;")
+      "passes.fresh = passes.fresh || state.config.attention.features.has(Feature::kSinks);", "")
+plant(rule, "queries-at-the-end-of-the-context", PLAN, "state.first_pos[i] = own.first_pos;", "state.first_pos[i] = own.first_pos - static_cast<int32_t>(q_len);")
+plant(rule, "local-positions", PLAN, "    segment.shard = shard_of(state);\n", "")
+plant(rule, "new-tokens-at-position-0", PLAN, "    if (passes.reads_new_tokens) segment.first_pos = first_pos;\n", "")
+plant(rule, "new-tokens-read-twice", SHARD_BATCH, "shard_count_below(shard, from_cache ? seq_len : older)", "shard_count_below(shard, seq_len)")
 ORDER = "src/kernels/cuda/common/merge_states/ranks.hpp"
 plant(rule, "heads-by-rank-not-by-kv-head", ORDER, "return {place / per_group % ranks, place / (per_group * ranks) * per_group + place % per_group};",
       "return {place / heads, place % heads + 0 * (ranks + per_group)};")
 plant(rule, "slopes-of-one-rank", RUN, "params.slopes + rank * params.slopes_rank_stride", "params.slopes")
 plant(rule, "queries-of-one-rank", RUN, "params.from + rank * params.rank_stride +", "params.from +")
-plant(rule, "batches-not-compared", RUN, "theirs.digest == plan_.digest", "true")
-plant(rule, "sm-scales-not-compared", RUN, "theirs.sm_scale == mine.sm_scale", "true")
-plant(rule, "default-sm-scale-not-resolved", RUN, "args_.sm_scale == 0.0f ? by_default : args_.sm_scale", "args_.sm_scale + 0 * by_default")
-plant(rule, "soft-caps-not-compared", RUN, "theirs.logits_soft_cap == mine.logits_soft_cap", "true")
-plant(rule, "q-scales-not-compared", RUN, "if (theirs.q_scales == mine.q_scales) return;", "return;")
-plant(rule, "q-scales-of-one-head-compared", RUN, "of_heads ? config_.num_kv_heads : 1", "of_heads ? 1 : 1")
-plant(rule, "q-scales-of-one-request-compared", RUN, "of_requests ? plan_.num_requests : 1", "of_requests ? 1 : 1")
+plant(rule, "batches-not-compared", AGREEMENT, "theirs.digest == mine.digest", "true")
+plant(rule, "sm-scales-not-compared", AGREEMENT, "theirs.sm_scale == mine.sm_scale", "true")
+plant(rule, "default-sm-scale-not-resolved", AGREEMENT, "args.sm_scale == 0.0f ? by_default : args.sm_scale", "args.sm_scale + 0 * by_default")
+plant(rule, "soft-caps-not-compared", AGREEMENT, "theirs.logits_soft_cap == mine.logits_soft_cap", "true")
+plant(rule, "q-scales-not-compared", AGREEMENT, "if (theirs.q_scales == mine.q_scales) return;", "return;")
+plant(rule, "q-scales-of-one-head-compared", AGREEMENT, "of_heads ? state.config.attention.num_kv_heads : 1", "of_heads ? 1 : 1")
+plant(rule, "q-scales-of-one-request-compared", AGREEMENT, "of_requests ? plan.num_requests : 1", "of_requests ? 1 : 1")
 plant(rule, "q-scale-dropped", RUN, "    args.q_scale = args_.q_scale;\n", "")
 plant(rule, "cross-attention-like-a-decoder", PLAN, "batch.cross_attention ? 0 : q_len", "q_len")
+plant(rule, "seq-lens-beyond-the-bounds", PLAN, "core::require(seq_len <= max_seq_len(state),", "core::require(true,")
+plant(rule, "bounds-not-compared", AGREEMENT, ".add(bounds.max_kv_len)", "")
+plant(rule, "a-failing-rank-not-told", AGREEMENT, "core::require(theirs.failed == 0,", "core::require(true,")
+plant(rule, "shared-levels-in-bounds", PLAN, "config.bounds->max_shared_levels == 0, ", "true, ")
 plant(rule, "cross-attention-partly-cached", PLAN, "!batch.cross_attention || batch.num_cached == num_requests", "true")
 plant(rule, "cross-attention-not-compared", PLAN, ".add(batch.cross_attention)", "")
-plant(rule, "encoders-shorter-than-queries-at-0", PLAN, "state.first_pos[i] = older;", "state.first_pos[i] = std::max(older, 0);")
+plant(rule, "encoders-shorter-than-queries-at-0", PLAN, "state.first_pos[i] = own.first_pos;", "state.first_pos[i] = own.first_pos < 0 ? 0 : own.first_pos;")
 plant(rule, "all-heads-in-the-order-of-kv-heads", GATHER, "if (call.head_groups == 1) {\n    deliver(", "if (call.head_groups >= 1) {\n    deliver(")
 plant(rule, "all-heads-of-one-group", GATHER, "to = int64_t{r} * local + h;", "to = int64_t{r} * local + 0 * h;")
 plant(rule, "all-heads-lse-unmoved", GATHER, "lse.data += to * lse.head_stride", "lse.data += from * lse.head_stride")
@@ -69,8 +75,11 @@ plant(rule, "partials-in-the-models-dtype", PLAN, "  fresh.out = DType::kFloat32
 rule = "groups of threads"
 plant(rule, "buffers-left-too-early", THREADS, "    meeting_->meet_inside();\n    if (gpu_failure_", "    if (gpu_failure_")
 plant(rule, "leaving-not-noticed", THREADS, '{ meeting_->fail("rank ", rank_, " has left it"); }', "= default;")
-plant(rule, "sums-in-another-order", THREADS, "std::copy_n(sent(0), length, sums.data());\n      for (int32_t r = 1; r < size(); ++r) {\n        const float* values = sent(r);",
-      "std::copy_n(sent(size() - 1), length, sums.data());\n      for (int32_t r = size() - 1; r-- > 0;) {\n        const float* values = sent(r);")
+plant(rule, "sums-in-another-order", SUMS, "std::copy_n(sent[0] + done, length, sums.data());\n    for (const float* const values : sent.subspan(1)) {",
+      "std::copy_n(sent.back() + done, length, sums.data());\n    for (const float* const values : sent.first(sent.size() - 1)) {")
+plant(rule, "sums-of-the-first-step", SUMS, "sums[i] += values[done + i];", "sums[i] += values[i];")
+plant(rule, "sums-over-their-parts", SUMS, "check_exchange(part, bytes, out, bytes);", "check_buffer(\"send\", part, bytes);")
+plant(rule, "sums-of-nothing", SUMS, 'core::require(!sent.empty(), "sent has no parts; a sum has one or more");', "if (sent.empty()) return;")
 plant(rule, "missing-thread-not-told", THREADS, 'groups[0]->fail("not every rank has a thread");', "")
 
 rule = "threads in a forked child"
@@ -91,5 +100,6 @@ plant(rule, "dcp-schedule-not-sealed", FLASH + "build.cc", "    plan.cached = st
 plant(rule, "dcp-new-tokens-schedule-not-sealed", FLASH + "build.cc", "    plan.fresh = step.new_tokens_schedule->plan();\n", "")
 plant(rule, "dcp-schedule-unchecked", FLASH + "forward.cc", '    check_schedule("scheduler_metadata", dcp_plan->plan.cached, metadata->scheduler_metadata, stream);\n', "")
 plant(rule, "dcp-new-tokens-schedule-unchecked", FLASH + "forward.cc", '    check_schedule("new_tokens_scheduler_metadata", dcp_plan->plan.fresh, metadata->new_tokens_scheduler_metadata,\n                   stream);\n', "")
+plant(rule, "dcp-graphs-over-groups-that-wait", STEP, "if (context.device().type == DeviceType::kCpu || !parallel.dcp_group->enqueues()) {", "if (false) {")
 plant(rule, "dcp-table-of-one-rank", "src/backends/common/batch_checks.cc", " * config.parallel.decode_context_parallel_size;", ";")
 plant(rule, "dcp-wrong-local-lengths-taken", STEP, "core::require(local[at] == expected,", "core::require(true || local[at] == expected,")

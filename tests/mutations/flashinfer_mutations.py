@@ -102,7 +102,7 @@ plant(rule, "tensor-cores-from-four", BUILDER, "state_->num_qo_heads / state_->s
 plant(rule, "tensor-cores-not-forced", BUILDER, " || state_->options.force_tensor_cores) return true;", ") return true;")
 plant(rule, "sinks-unchecked-by-build", CHECKS, "if (state.hyperparameters.first.has_sinks) refuse_sinks();", "")
 plant(rule, "block-tables-workspace-uncounted", BUILDER, "size_t bytes = block_tables.state().held_bytes();", "size_t bytes = 0;")
-plant(rule, "graphs-workspace-uncounted", BUILDER, "bytes += graph.workspace().bytes;", "static_cast<void>(graph);")
+plant(rule, "graphs-workspace-uncounted", BUILDER, "graph_plans) bytes += graph.workspace().bytes;", "graph_plans) static_cast<void>(graph);")
 plant(rule, "ranks-workspace-uncounted", BUILDER, "if (dcp) bytes += dcp->workspace().bytes;", "")
 plant(rule, "workspace-as-given-not-had", BUILDER, "state.plans->reserve(options.workspace_buffer_size);", "")
 plant(rule, "capture-sizes-ignored", BUILDER, "if (sizes.empty()) {", "if (true) {")

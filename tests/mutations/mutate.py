@@ -60,6 +60,7 @@ TESTS = {
     "folio_testing_test": "src/testing",
     "folio_attention_test": "src/attention",
     "conformance_quick_test": "src/kernels/cpu",
+    "folio_kernels_generic_test": "src/kernels/cpu/generic",
     "folio_kernels_inventory_test": "src/kernels",
     "folio_kernels_amx_test": "src/kernels/cpu/amx",
     "folio_flash_attn_batches_test": "src/backends/flash_attn",

@@ -23,6 +23,7 @@ TILE_SPACE = SCHEDULER + "tile_space.cc"
 TILES = SCHEDULER + "tile_space.hpp"
 STATIC = SCHEDULER + "static_scheduler.cc"
 GEMM = KERNEL + "gemm.hpp"
+GEMM_QK_BF16 = KERNEL + "gemm_qk_bf16.hpp"
 TABLE = KVCACHE + "page_table.cc"
 
 
@@ -353,7 +354,7 @@ plant(rule, "keys-of-one-tile-for-the-plan", TILE_LOOP, "keys_of_plan_ += keys_o
 rule = "AMX: work tiles of few rows are the AVX-512 kernel's"
 AMX_KERNEL = "src/kernels/cpu/amx/kernel.cc"
 plant(rule, "amx-few-rows-whatever-the-determinism", AMX_KERNEL,
-      "return config.determinism >= Determinism::kBatchInvariant ? 0 : least_rows(config);", "return least_rows(config);")
+      "config.determinism >= Determinism::kBatchInvariant ? 0", "config.determinism > Determinism::kScheduleInvariant ? 0")
 plant(rule, "amx-few-rows-one-more", TILE_LOOP, "tile.row_end - tile.row_begin < min_rows ?", "tile.row_end - tile.row_begin <= min_rows ?")
 plant(rule, "amx-all-rows-are-few", TILE_LOOP, "tile.row_end - tile.row_begin < min_rows ?", "min_rows > 0 ?")
 
@@ -378,6 +379,15 @@ plant(rule, "amx-low-terms-of-q-left-out", AMX_GEMM, "count == dims ? i : (i & 1
 plant(rule, "amx-low-terms-of-v-left-out", AMX_GEMM, "return i == 1 ? low_values : 0;", "return 0;")
 plant(rule, "amx-infinite-float16-key-not-scored-again", "src/kernels/cpu/amx/mainloop.hpp",
       "if (operands.non_finite_keys != 0) rescore_non_finite", "if (false) rescore_non_finite")
+
+rule = "BFMMLA"
+plant(rule, "bfmmla-rows-of-q-on-each-other", GEMM_QK_BF16, "packed_q(work, r / 2 * 2) + r % 2 * kLanes", "packed_q(work, r / 2 * 2)")
+plant(rule, "bfmmla-one-token-twice", GEMM_QK_BF16, "k[2 * j + 1] + 2 * d", "k[2 * j] + 2 * d")
+plant(rule, "bfmmla-upper-components-forgotten", GEMM_QK_BF16, "const Vec a = lower[i][j] + upper[i][j];", "const Vec a = lower[i][j];")
+plant(rule, "bfmmla-row-alone-packed-with-another", GEMM_QK_BF16, "return num_rows % 4 == 1;", "return num_rows == 1;")
+plant(rule, "bfmmla-off-diagonal", GEMM_QK_BF16, "interleave_upper(FOLIO_SHUFFLE(four[0], four[1], 2, 6, 3, 7)",
+      "interleave_upper(FOLIO_SHUFFLE(four[0], four[1], 0, 4, 1, 5)")
+plant(rule, "bfmmla-of-float32-queries", KERNEL + "mainloop.hpp", "q == DType::kBFloat16 || is_fp8_type(q)", "q != DType::kFloat16")
 
 rule = "sums over long contexts"
 plant(rule, "states-of-any-length", SHARED + "config.hpp", "kMaxStateTokens = 16384;", "kMaxStateTokens = 1 << 30;")
@@ -417,6 +427,22 @@ plant(rule, "nvfp4-tiles-column-major", "include/folio/types/nvfp4.hpp", "in_til
 rule = "logits of billions"
 plant(rule, "exponents-of-unrounded-logits", "src/kernels/cpu/amx/mainloop.hpp",
       "round_large_logits(block.max, scores);", "")
+
+rule = "AMX: int8 numbers and token scales"
+plant(rule, "amx-int8-upcast-unsigned", AMX_PRODUCER, "to_float((words << 16) >> 24)", "to_float((words >> 8) & 0xff)")
+plant(rule, "amx-int8-keys-unscaled", "src/kernels/cpu/amx/mainloop.hpp",
+      "if (operands.scales.k != nullptr) scale_token_scores(operands, scores);", "")
+plant(rule, "amx-int8-scale-of-a-masked-value", AMX_SOFTMAX,
+      "_mm512_maskz_mul_ps(visible_odd, odd, value_scale * splat(operands.scales.v[t + 1]))",
+      "_mm512_maskz_mul_ps(0xffff, odd, value_scale * splat(operands.scales.v[t + 1]))")
+plant(rule, "amx-int8-odd-value-has-its-neighbours-scale", AMX_SOFTMAX, "operands.scales.v[t + 1]", "operands.scales.v[t]")
+plant(rule, "amx-int8-row-sum-of-scaled-p", AMX_SOFTMAX, "      even_sum += even;\n",
+      "      even_sum += kScales == ValueScales::kOfRowsAndTokens ? even * splat(operands.scales.v[t]) : even;\n")
+plant(rule, "amx-int8-scales-of-the-first-page", AMX_PRODUCER, "copy_token_scales(kv, place.page, place.slot,",
+      "copy_token_scales(kv, place_of(kv, tile.first).page, place.slot,")
+plant(rule, "amx-int8-nan-scale-carried-away", AMX_PRODUCER, "with_plain_nan(load<Vec>(operands.scales.v + t))", "load<Vec>(operands.scales.v + t)")
+plant(rule, "amx-int8-next-tiles-scales-too-early", "src/kernels/cpu/amx/mainloop.hpp",
+      "amx.scratch.token_scales + i * 2 * kTileTokens", "amx.scratch.token_scales + i % kBatchTiles * 2 * kTileTokens")
 
 rule = "fp8 dequantized beside the MMAs"
 PIPELINE = "src/kernels/cpu/amx/kv_pipeline.hpp"

@@ -9,7 +9,7 @@ install_package() {
   local kind component
   for kind in "$@"; do
     rm -rf "$WORK/staged" "$(prefix "$kind")"
-    for component in "$kind" "backends-$kind" "testing-$kind" development; do
+    for component in "$kind" "backends-$kind" "testing-$kind" development nccl; do  # the last: nothing where it is not built
       "$CMAKE" --install "$BUILD" --prefix "$WORK/staged" --component "$component" >/dev/null
     done
     mv "$WORK/staged" "$(prefix "$kind")"
@@ -60,10 +60,12 @@ exports() {
 
 # configure KIND DIRECTORY [ARGUMENTS...]: configures the consumer against the installation of that kind.
 configure() {
-  local kind=$1 directory=$2 c_api=OFF
+  local kind=$1 directory=$2 c_api=OFF nccl=OFF
   shift 2
+  if [ -f "$(prefix "$kind")/$LIBDIR/libfolio_nccl.a" ]; then nccl=ON; fi
   if [ -f "$(prefix "$kind")/include/folio/c/folio.h" ]; then c_api=ON; fi
   "$CMAKE" -S "$CONSUMER" -B "$directory" -G "$GENERATOR" -DCMAKE_BUILD_TYPE=Release -DFOLIO_HAS_C_API=$c_api \
+    -DFOLIO_HAS_NCCL=$nccl \
     -DCMAKE_PREFIX_PATH="$(prefix "$kind")" -DCMAKE_C_COMPILER="$CC" -DCMAKE_CXX_COMPILER="$CXX" -DFOLIO_KIND="$kind" "$@"
 }
 

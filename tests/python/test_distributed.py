@@ -336,6 +336,24 @@ def test_refusals_of_divided_attention():
     assert code_of(lambda: lent.plan(folio.DcpBatch([0, 1], [1]))) == folio.ErrorCode.UNAVAILABLE
 
 
+def test_bounds_are_the_same_on_all_ranks_and_hold_every_batch():
+    def body(group):
+        attention = folio.AttentionConfig(num_q_heads=2, num_kv_heads=2, head_dim_qk=16, head_dim_v=16, q="float32",
+                                          page_size=16)
+        bounds = folio.GraphBounds(max_requests=2, max_tokens=8, max_q_len=4, max_kv_len=64)
+        dcp = folio.DcpAttention(CONTEXT, group, folio.DcpConfig(attention=attention, bounds=bounds))
+        assert dcp.plan(folio.DcpBatch([0, 1], [64])).num_tokens == 1
+        with pytest.raises(folio.InvalidArgument, match="request 0: seq_lens is 65; the bounds allow 64"):
+            dcp.plan(folio.DcpBatch([0, 1], [65]))
+        dcp.check()
+        bounds.max_kv_len += group.rank
+        with pytest.raises(folio.InvalidArgument, match="of the group has another configuration than rank"):
+            folio.DcpAttention(CONTEXT, group, folio.DcpConfig(attention=attention, bounds=bounds))
+        return dcp.config.bounds.max_kv_len
+
+    assert folio.run_ranks(2, body) == [64, 64]
+
+
 class Mailbox:
     """A group of two threads in Python: what each sends is kept in a list, between two barriers."""
 

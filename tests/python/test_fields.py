@@ -19,8 +19,9 @@ STRUCTS = {
          "window_right": 3, "attention_chunk": 64, "span_window_left": -1,
          "features": folio.Feature.SINKS | folio.Feature.SOFT_CAP, "determinism": folio.Determinism.BATCH_INVARIANT}),
     folio.GraphBounds: (BOUNDS, {"max_shared_levels": 1}),
+    folio.WorkloadMix: ({}, {"decode_tokens": 300.5, "prefill_tokens": 1200.0}),
     folio.PrepareOptions: ({}, {"bounds": folio.GraphBounds(**BOUNDS), "force_kernel": "generic", "num_workers": 3,
-                                "allow_fp8_mma": True, "max_kv_splits": 2}),
+                                "allow_fp8_mma": True, "max_kv_splits": 2, "mix": folio.WorkloadMix(decode_tokens=1)}),
     folio.KvShard: ({}, {"world": 4, "rank": 3, "interleave": 16}),
     folio.RopeArgs: ({}, {"theta": 5e5, "scale": 2.0}),
 }

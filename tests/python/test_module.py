@@ -1,9 +1,11 @@
 """What the module offers besides attention itself."""
 
+import math
 import pathlib
 import re
 
 import folio
+import pytest
 
 import problems
 
@@ -55,6 +57,25 @@ def test_choice_of_kernels():
     assert (context.concurrency, context.device.type) == (3, folio.DeviceType.CPU)
     advice = folio.recommended_kv_format(config, context)
     assert advice.page_size > 0 and isinstance(advice.format, folio.KvFormat)
+    assert advice == folio.recommended_kv_format(config, context, folio.WorkloadMix(decode_tokens=1, prefill_tokens=4))
+
+
+def test_a_mix_is_used_or_refused():
+    context, config = folio.Context.cpu(num_threads=1), problems.make("bfloat16").config
+    decode = folio.WorkloadMix(decode_tokens=1)
+    assert folio.recommended_kv_format(config, context, mix=decode).page_size > 0
+    chosen = next(answer.name for answer in folio.explain(context, config, mix=decode) if not answer.refusal)
+    assert folio.prepare(context, config, folio.PrepareOptions(mix=decode)).kernel_name == chosen
+    for wrong in (-1.0, math.nan, math.inf):
+        for mix in (folio.WorkloadMix(decode_tokens=wrong), folio.WorkloadMix(decode_tokens=1, prefill_tokens=wrong)):
+            for call in (lambda: folio.recommended_kv_format(config, context, mix),
+                         lambda: folio.explain(context, config, mix),
+                         lambda: folio.prepare(context, config, folio.PrepareOptions(mix=mix))):
+                with pytest.raises(folio.InvalidArgument, match=r"mix\.(decode|prefill)_tokens is"):
+                    call()
+
+
+def test_features_of_the_cpu_are_sorted():
     assert folio.cpu_features() == sorted(folio.cpu_features())
 
 

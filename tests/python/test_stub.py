@@ -90,7 +90,7 @@ def test_every_public_name_is_documented():
     assert not undocumented
 
 
-@pytest.mark.parametrize("name", ["Context", "AttentionConfig", "PrepareOptions", "GraphBounds", "KvShard", "RopeArgs",
+@pytest.mark.parametrize("name", ["Context", "AttentionConfig", "PrepareOptions", "WorkloadMix", "GraphBounds", "KvShard", "RopeArgs",
                                   "Device", "PlanSummary", "KvFormatAdvice", "KernelAnswer", "AttentionOp",
                                   "PlanBuffer", "AttentionPlan", "Workspace", "TensorView", "LseView", "Scale", "KvCacheView",
                                   "PageTableView", "KvSegment", "BatchView", "SegmentArgs", "AttentionArgs"])

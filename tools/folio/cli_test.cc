@@ -266,6 +266,8 @@ TEST(Cli, MisuseExitsWithTwoAndSaysWhatToDo) {
       {small_replay({"--soft-cap", "nan"}), "--soft-cap is nan"},
       {small_replay({"--soft-cap", "inf"}), "--soft-cap is inf"},
       {{"info", "--soft-cap", "-5"}, "--soft-cap is -5"},
+      {{"info", "--decode-tokens", "-5"}, "mix.decode_tokens is -5; it is 0 or a positive number"},
+      {{"info", "--prefill-tokens", "nan"}, "mix.prefill_tokens is nan"},
       {{"replay", trace, "--scale", "0"}, "not in range 1 to 16777216"},
       {{"replay", trace, "--requests", "99999999999999999999"}, "not in range 0 to 2147483647"},
       {{"replay", trace, "--pool-mb", "9223372036854775807"}, "not in range 1 to 1073741824"},
@@ -381,6 +383,15 @@ TEST(Cli, InfoExplains) {
   const nlohmann::json json = nlohmann::json::parse(folio({"info", "--json", "-"}).out);
   EXPECT_FALSE(json["kernels"].empty());
   EXPECT_FALSE(json["kernel"].get<std::string>().empty());
+}
+
+TEST(Cli, InfoRanksForAMix) {
+  const Outcome outcome = folio({"info", "--decode-tokens", "3", "--prefill-tokens", "0.5"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("3 decode and 0.5 prefill tokens"));
+  const nlohmann::json json = nlohmann::json::parse(folio({"info", "--decode-tokens", "3", "--json", "-"}).out);
+  EXPECT_EQ(json["mix"]["decode_tokens"], 3.0);
+  EXPECT_EQ(json["mix"]["prefill_tokens"], 0.0);
 }
 
 TEST(Cli, InfoTellsOfProductsOfFp8) {

@@ -15,12 +15,13 @@ namespace {
 
 struct InfoFlags {
   AttentionFlags attention;
+  WorkloadMix mix;
   bool explain = false;
   std::string json;
 };
 
-AttentionConfig config_of(const AttentionFlags& flags, const Context& context) {
-  const replay::StackConfig stack = flags.stack(1);
+AttentionConfig config_of(const InfoFlags& info, const Context& context) {
+  const replay::StackConfig stack = info.attention.stack(1);
   AttentionConfig config;
   config.num_q_heads = stack.num_q_heads;
   config.num_kv_heads = stack.num_kv_heads;
@@ -32,20 +33,22 @@ AttentionConfig config_of(const AttentionFlags& flags, const Context& context) {
   config.window_left = stack.window_left;
   config.determinism = stack.determinism;
   if (stack.logits_soft_cap != 0.0f) config.features = Feature::kSoftCap;
-  config.kv_format = replay::choose_format(stack.layout, config, context);
+  config.kv_format = replay::choose_format(stack.layout, config, context, info.mix);
   return config;
 }
 
 int show_info(const InfoFlags& flags) {
   const Context context = flags.attention.context();
-  const AttentionConfig config = config_of(flags.attention, context);
-  const KvFormatAdvice advice = recommended_kv_format(config, context);
-  const std::vector<KernelAnswer> answers = explain(context, config);
+  const AttentionConfig config = config_of(flags, context);
+  const KvFormatAdvice advice = recommended_kv_format(config, context, flags.mix);
+  const std::vector<KernelAnswer> answers = explain(context, config, flags.mix);
   std::string chosen;
   for (const KernelAnswer& answer : answers) {
     if (chosen.empty() && answer.available && answer.refusal.empty()) chosen = answer.name;
   }
-  const bool fp8_mma = !chosen.empty() && prepare(context, config).fp8_mma();
+  PrepareOptions options;
+  options.mix = flags.mix;
+  const bool fp8_mma = !chosen.empty() && prepare(context, config, options).fp8_mma();
   if (std::optional<replay::OutputFile> json_file = replay::output_file(flags.json)) {
     nlohmann::ordered_json json = {
         {"version", version()},
@@ -55,6 +58,7 @@ int show_info(const InfoFlags& flags) {
         {"yardstick_isa", replay::yardstick_isa()},
         {"kernel", chosen},
         {"fp8_mma", fp8_mma},
+        {"mix", {{"decode_tokens", flags.mix.decode_tokens}, {"prefill_tokens", flags.mix.prefill_tokens}}},
         {"recommended", {{"kv_format", to_string(advice.format)}, {"page_size", advice.page_size}}}};
     for (const KernelAnswer& answer : answers) {
       json["kernels"].push_back({{"name", answer.name}, {"available", answer.available}, {"refusal", answer.refusal}});
@@ -72,6 +76,9 @@ int show_info(const InfoFlags& flags) {
   fmt::print("  asked for   {} q heads, {} kv heads, head dim {}/{}, q {}, kv {} {}, page {}, {}\n", config.num_q_heads,
              config.num_kv_heads, config.head_dim_qk, config.head_dim_v, to_string(config.q), to_string(config.kv),
              to_string(config.kv_format), config.page_size, replay::to_string(config.determinism));
+  if (flags.mix != WorkloadMix{}) {
+    fmt::print("  for         {} decode and {} prefill tokens\n", flags.mix.decode_tokens, flags.mix.prefill_tokens);
+  }
   fmt::print("  recommended {} pages of {} tokens\n", to_string(advice.format), advice.page_size);
   fmt::print("  kernel      {}{}\n", chosen.empty() ? "none takes this" : chosen, fp8_mma ? ", FP8 MMA" : "");
   if (flags.explain) {
@@ -92,6 +99,9 @@ Command add_info_command(CLI::App& app) {
   auto flags = std::make_shared<InfoFlags>();
   command->add_flag("--explain", flags->explain, "list every kernel and why it refuses");
   flags->attention.add_to(*command, false);
+  command->add_option("--decode-tokens", flags->mix.decode_tokens,
+                      "tokens of decode in the engine's work, in any unit; with --prefill-tokens: what is ranked by");
+  command->add_option("--prefill-tokens", flags->mix.prefill_tokens, "tokens of prefill in the same unit");
   command->add_option("--json", flags->json, "write as JSON; '-' = standard output");
   return {command, [flags] { return show_info(*flags); }};
 }

@@ -22,11 +22,11 @@ std::string_view to_string(ServingBackend backend) {
   return "invalid";
 }
 
-KvFormat choose_format(KvLayout layout, const AttentionConfig& config, const Context& context) {
+KvFormat choose_format(KvLayout layout, const AttentionConfig& config, const Context& context, const WorkloadMix& mix) {
   constexpr int32_t kLeastPackedPage = 16;  // as KvFormat::kCpuPacked says
   switch (layout) {
     case KvLayout::kRecommended: {
-      const KvFormat advice = recommended_kv_format(config, context).format;
+      const KvFormat advice = recommended_kv_format(config, context, mix).format;
       const bool fits =
           advice != KvFormat::kCpuPacked || (config.page_size >= kLeastPackedPage && config.page_size % 2 == 0);
       return fits ? advice : KvFormat::kStrided;

@@ -17,7 +17,8 @@ std::string_view to_string(KvLayout layout);
 
 /// The format that a layout stands for. "Recommended" asks recommended_kv_format, and is strided where the advice needs
 /// larger or even pages than the config has.
-KvFormat choose_format(KvLayout layout, const AttentionConfig& config, const Context& context);
+KvFormat choose_format(KvLayout layout, const AttentionConfig& config, const Context& context,
+                       const WorkloadMix& mix = {});
 
 /// Who serves the layers: Folio's own calls, or one of its engine backends.
 enum class ServingBackend { kNone, kFlashInfer, kFlashAttention, kTokenPool };

@@ -11,13 +11,17 @@
 namespace folio::replay {
 namespace {
 
+#if defined(FOLIO_YARDSTICK_X86)
+bool has_feature(std::string_view name) {
+  static const std::vector<std::string> features = cpu_features();
+  return std::find(features.begin(), features.end(), name) != features.end();
+}
+#endif
+
 const YardstickKernels& choose_kernels() {
 #if defined(FOLIO_YARDSTICK_X86)
-  const std::vector<std::string> features = cpu_features();
-  const auto has = [&](std::initializer_list<const char*> names) {
-    return std::all_of(names.begin(), names.end(), [&](const char* name) {
-      return std::find(features.begin(), features.end(), name) != features.end();
-    });
+  const auto has = [](std::initializer_list<std::string_view> names) {
+    return std::all_of(names.begin(), names.end(), has_feature);
   };
   const bool v3 = has({"avx2", "fma", "f16c", "bmi2"});
   if (v3 && has({"avx512f", "avx512bw", "avx512dq", "avx512vl"})) return yardstick_v4::kKernels;
@@ -109,10 +113,16 @@ double multiply_rate(const Context& context, double seconds) {
 
 double matrix_rate(const Context& context, double seconds) {
 #if defined(FOLIO_YARDSTICK_X86)
-  const std::vector<std::string> features = cpu_features();
-  if (std::find(features.begin(), features.end(), "amx_bf16") != features.end()) {
-    return rate_of(context, &multiply_in_tiles, seconds);
-  }
+  if (has_feature("amx_bf16")) return rate_of(context, &multiply_in_tiles, seconds);
+#endif
+  static_cast<void>(context);
+  static_cast<void>(seconds);
+  return 0.0;
+}
+
+double pair_rate(const Context& context, double seconds) {
+#if defined(FOLIO_YARDSTICK_X86)
+  if (has_feature("avx512f") && has_feature("avx512_bf16")) return rate_of(context, &multiply_pairs, seconds);
 #endif
   static_cast<void>(context);
   static_cast<void>(seconds);
@@ -121,6 +131,10 @@ double matrix_rate(const Context& context, double seconds) {
 
 double product_rate(const Context& context, std::string_view kernel, double seconds) {
   if (kernel.starts_with("amx")) return matrix_rate(context, seconds);
+  if (kernel == "avx512-bf16") {
+    const double pairs = pair_rate(context, seconds / 2);
+    return pairs == 0.0 ? 0.0 : std::max(pairs, multiply_rate(context, seconds / 2));
+  }
   const bool generic = kernel.starts_with("generic") && kernel != "generic-bf16";
   const bool float32 = generic || kernel == "avx2" || kernel == "avx512";
   return float32 ? multiply_rate(context, seconds) : 0.0;

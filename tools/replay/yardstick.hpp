@@ -31,8 +31,12 @@ double multiply_rate(const Context& context, double seconds = 0.02);
 /// The same for bfloat16 products in the tile registers of a matrix unit (AMX); 0 where there is none.
 double matrix_rate(const Context& context, double seconds = 0.02);
 
+/// The same for pairs of bfloat16 in AVX-512's registers; 0 without AVX512_BF16.
+double pair_rate(const Context& context, double seconds = 0.02);
+
 /// Of the unit that computes the products of a CPU kernel, by its name (AttentionOp::kernel_name): matrix_rate for AMX,
-/// multiply_rate for kernels of float32 products, 0 for one whose unit has no yardstick.
+/// multiply_rate for kernels of float32 products, the larger of pair_rate and multiply_rate for avx512-bf16, which has
+/// both, and 0 for one whose unit has no yardstick.
 double product_rate(const Context& context, std::string_view kernel, double seconds = 0.02);
 
 /// Which instruction set the first two run on: "x86-64-v4", "x86-64-v3" or "baseline".

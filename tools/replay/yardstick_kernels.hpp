@@ -18,6 +18,9 @@ struct YardstickKernels {
 /// As YardstickKernels::multiply, for bfloat16 products in AMX's tile registers; only where the OS has granted them.
 float multiply_in_tiles(int64_t iterations, double* flops);
 
+/// Likewise in AVX-512's registers, two products a lane; only where the CPU has AVX512_BF16.
+float multiply_pairs(int64_t iterations, double* flops);
+
 namespace yardstick_baseline {
 extern const YardstickKernels kKernels;
 }

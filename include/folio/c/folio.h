@@ -239,6 +239,13 @@ typedef struct folio_plan {
   uint64_t generation;
 } folio_plan;
 
+/* The tokens of an engine's work, in any unit: those of decode, where a request has one token a step, and those of
+ * prefill. All zero: not known; see folio::WorkloadMix. */
+typedef struct folio_workload_mix {
+  double decode_tokens;
+  double prefill_tokens;
+} folio_workload_mix;
+
 /* ---- Structures that may grow ---- */
 
 typedef struct folio_context_options {
@@ -295,9 +302,15 @@ typedef struct folio_prepare_options {
   int32_t max_kv_len;
   int32_t max_shared_levels;
   int32_t allow_fp8_mma; /* not 0: for speed before accuracy; see folio::PrepareOptions, folio_fp8_mma */
+  /* What a CPU's kernels are ranked by. All zero: as folio::PrepareOptions::mix says. */
+  folio_workload_mix mix;
 } folio_prepare_options;
-#define FOLIO_PREPARE_OPTIONS_INIT \
-  { (uint32_t)sizeof(folio_prepare_options), 0, NULL, 0, 0, 0, 0, 0, 0, 0 }
+#define FOLIO_PREPARE_OPTIONS_INIT                                           \
+  {                                                                          \
+    (uint32_t)sizeof(folio_prepare_options), 0, NULL, 0, 0, 0, 0, 0, 0, 0, { \
+      0, 0                                                                   \
+    }                                                                        \
+  }
 
 /* One part of the keys and values of every request: lengths only. */
 typedef struct folio_kv_segment {
@@ -504,6 +517,11 @@ FOLIO_C_API folio_status folio_make_fp8_ds_mla_view(int64_t num_pages, int32_t p
 /* The KV format and page size that run fastest here: what an engine should allocate. */
 FOLIO_C_API folio_status folio_recommended_kv_format(const folio_attention_config* config, const folio_context* context,
                                                      folio_kv_format* format, int32_t* page_size) FOLIO_C_NOEXCEPT;
+/* The same for an engine whose work is known. */
+FOLIO_C_API folio_status folio_recommended_kv_format_for_mix(const folio_attention_config* config,
+                                                             const folio_context* context,
+                                                             const folio_workload_mix* mix, folio_kv_format* format,
+                                                             int32_t* page_size) FOLIO_C_NOEXCEPT;
 /* Writes tokens into their slots; all slots are checked before anything is written. */
 FOLIO_C_API folio_status folio_write_kv_cache(const folio_context* context, const folio_cache_write_args* args,
                                               void* stream) FOLIO_C_NOEXCEPT;

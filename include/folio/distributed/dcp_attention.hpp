@@ -28,8 +28,13 @@ struct DcpConfig {
   /// Every rank gets the results of all ranks' heads. Needs replicated_queries and, with several ranks,
   /// kAllGatherReduceScatter, whose sums then go to all.
   bool all_heads_out = false;
-  std::string force_kernel;  ///< as PrepareOptions::force_kernel
-  int32_t num_workers = 0;   ///< as PrepareOptions::num_workers
+  std::string force_kernel;   ///< as PrepareOptions::force_kernel
+  int32_t num_workers = 0;    ///< as PrepareOptions::num_workers
+  int32_t max_kv_splits = 0;  ///< as PrepareOptions::max_kv_splits
+  /// Of one step, over all ranks: max_kv_len bounds DcpBatch::seq_lens. Larger batches are refused. On a GPU steps may
+  /// then be captured, and lengths may lie in its memory (DcpBatch::where). A captured `run` serves later plans of as
+  /// many requests; padding requests have no queries. max_shared_levels is 0.
+  std::optional<GraphBounds> bounds;
 };
 
 /// One step's batch, the same on all ranks. Borrowed until `plan` returns. R = num_requests, T = cu_q[R].
@@ -46,6 +51,11 @@ struct DcpBatch {
   /// Keys are an encoder's, all of them in the cache, and may be fewer than the queries: the last query stands at the
   /// last key. num_cached must be num_requests.
   bool cross_attention = false;
+  /// kDevice: cu_q and seq_lens lie in the GPU's memory, and what they hold when the device comes to it is planned: in
+  /// a graph's replay the lengths of that moment. Needs DcpConfig::bounds. They stay as they are until then.
+  Where where = Where::kHost;
+  /// kDevice: T, rows of the step, padding included; at least cu_q[R]. On the host 0, as cu_q says it.
+  int32_t num_tokens = 0;
 };
 
 /// A step's plan on this rank. A small copyable handle, valid until the DcpAttention plans again; `run` on an older one
@@ -54,12 +64,13 @@ struct DcpPlan {
   std::optional<AttentionPlan> cached;  ///< keys of this rank's shard; none where no request has any on any rank
   std::optional<AttentionPlan> fresh;   ///< new tokens and sinks; none where neither takes part
   int32_t num_requests = 0;
-  int32_t num_tokens = 0;         ///< T
+  int32_t num_tokens = 0;         ///< T; with lengths on the device, padding included
   bool reads_new_tokens = false;  ///< some request's new tokens are read from DcpArgs::k and v
-  uint64_t digest = 0;            ///< of batch and configuration; `run` compares the ranks'
+  uint64_t digest = 0;            ///< of configuration and batch, but for lengths on the device
 };
 
-/// One layer's arguments on this rank. Tensors have T rows or more; those from T on are neither read nor written.
+/// One layer's arguments on this rank. Tensors have T rows or more; those from T on are neither read nor written. With
+/// lengths on the device, rows of `out` and `lse` from cu_q[R] to T get any values.
 struct DcpArgs {
   ConstTensorView
       q;  ///< [T.., num_q_heads, head_dim_qk]; replicated: all ranks' heads, rank r's from r * num_q_heads on
@@ -89,28 +100,50 @@ struct DcpArgs {
 /// One for each group of layers with one window. Owns the plans' memory, and allocates none once warm. Not safe for
 /// simultaneous use by several threads; the group must outlive it.
 ///
-/// On a GPU a batch's lengths are the host's, everything in DcpArgs and the workspace the device's, and so are the
-/// group's buffers (ThreadGroupOptions::context). `plan` and `run` take the same stream. `run` waits: the group's
-/// operations do, and ranks compare on the host what they run. It cannot be captured.
+/// On a GPU everything in DcpArgs and the workspace is device memory, and so are the group's buffers
+/// (ThreadGroupOptions::context). `plan` and `run` take the same stream. `run` enqueues kernels and the group's
+/// operations, allocates nothing and waits for nothing itself: where the group's operations are enqueued
+/// (ProcessGroup::enqueues), it returns at once and may be captured. Sizes that must agree are compared by `plan`, so
+/// that no rank waits for another size. Values that `run` compares are compared on the device.
 class FOLIO_API DcpAttention {
  public:
-  /// Chooses kernels. Not collective. Throws kInvalidArgument and kUnsupported, as `prepare` does, for what DcpConfig
-  /// rules out and for a group over another device's memory.
+  /// Chooses kernels. Collective with DcpConfig::bounds, if the group has more than one rank: the ranks compare their
+  /// configurations, by ProcessGroup::all_gather_host, and all throw where one differs or throws. Otherwise not. Throws
+  /// kInvalidArgument and kUnsupported, as `prepare` does, for what DcpConfig rules out and for a group over another
+  /// device's memory.
   DcpAttention(const Context& context, ProcessGroup& group, const DcpConfig& config);
   DcpAttention(DcpAttention&&) noexcept;
   DcpAttention& operator=(DcpAttention&&) noexcept;
   ~DcpAttention();
 
-  /// Plans one step; not collective. O(R + work tiles). Throws kInvalidArgument with the request's number.
+  /// Plans one step. O(R + work tiles). Throws kInvalidArgument with the request's number.
+  ///
+  /// On a CPU not collective. On a GPU collective, if the group has more than one rank: the ranks compare their batches
+  /// and configurations, by ProcessGroup::all_gather_host, and all throw kInvalidArgument where one differs or throws,
+  /// naming it. Lengths on the device are compared there. `plan` begins with `check`, which it throws for.
+  ///
+  /// Under capture, which takes lengths on the device and a group that enqueues, nothing is compared on the host: the
+  /// ranks capture the same batches, whose sizes an earlier `plan` of the same sizes has compared.
   DcpPlan plan(const DcpBatch& batch, Stream stream = {});
+
+  /// Throws kInvalidArgument if the device has found, since the last report, that ranks ran other arguments or lengths
+  /// (what `run` on a CPU throws), or a request that could not be planned (check_plans), and forgets it; kUnavailable
+  /// if the group has failed (ProcessGroup::check). Waits for nothing: it knows what the device has done so far. For
+  /// engines that replay graphs. On a CPU there is never anything to report but the group's failure.
+  void check();
 
   /// Bytes of workspace (256-byte aligned) that a run of this plan needs. Contents never carry over.
   size_t workspace_size(const DcpPlan& plan) const;
+  /// Bytes that any plan within DcpConfig::bounds needs: a graph's workspace. Throws kInvalidArgument without bounds.
+  size_t workspace_size() const;
 
-  /// One layer. Collective where the group has more than one rank and any request has keys in the cache. Arguments are
-  /// checked before anything is sent or written. Throws kInvalidArgument, also where the ranks run different batches or
-  /// configurations or have another sm_scale, logits_soft_cap or q_scale, which is compared where queries are gathered;
-  /// kStalePlan, kWorkspaceTooSmall; kUnavailable where the group fails.
+  /// One layer. Collective where the group has more than one rank and any request has keys in the cache (with lengths
+  /// on the device: where there are requests). Arguments are checked before anything is sent or written. Throws
+  /// kInvalidArgument; kStalePlan, kWorkspaceTooSmall; kUnavailable where the group fails.
+  ///
+  /// Where queries are gathered, ranks compare what they run: digest, sm_scale, logits_soft_cap and q_scale. On a CPU
+  /// all ranks throw kInvalidArgument, naming the one that differs. On a GPU the device compares; `check` and the next
+  /// `plan` throw. Each rank's results are then those of the queries of all ranks with its own arguments.
   void run(const DcpPlan& plan, const DcpArgs& args, Workspace workspace, Stream stream = {});
 
   const DcpConfig& config() const noexcept;       ///< with the defaults (kUnset dtypes) resolved

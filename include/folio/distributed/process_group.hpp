@@ -2,8 +2,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 
+#include "folio/context.hpp"
 #include "folio/types/device.hpp"
 #include "folio/types/export.hpp"
 
@@ -53,7 +55,8 @@ class FOLIO_API ProcessGroup {
   /// The default serves groups over host memory; for others it throws kUnsupported.
   virtual void all_gather_host(const void* send, void* recv, size_t bytes);
 
-  /// Returns when every rank has called it.
+  /// Returns when every rank has called it. Of a group that enqueues: what `stream` gets afterwards waits for every
+  /// rank's stream to come to its barrier.
   virtual void barrier(Stream stream = {}) = 0;
 
   /// Throws kUnavailable if the group has failed. A group that enqueues fails after its calls have returned, so an
@@ -65,5 +68,11 @@ class FOLIO_API ProcessGroup {
   /// stays.
   virtual void fail(std::string_view reason) noexcept = 0;
 };
+
+/// out [count] = sent[0] + sent[1] + ..., of [count] each, in that order: the sums that ProcessGroup promises, for
+/// groups that have brought all ranks' parts to one place. Enqueued on a GPU. `out` lies apart from the parts. Throws
+/// kInvalidArgument.
+FOLIO_API void sum_over_ranks(const Context& context, std::span<const float* const> sent, size_t count, float* out,
+                              Stream stream = {});
 
 }  // namespace folio::inline v0::distributed

@@ -94,6 +94,15 @@ struct GraphBounds {
       0;  ///< shared segments (KvSegment::group_indptr) of a batch; counted in workspace_size(op)
 };
 
+/// The tokens of an engine's work: those of decode, where a request has one token a step, and those of prefill. Units
+/// cancel: means of a request or counts of a day. Kernels and cache formats are ranked by what both take together. Both
+/// 0: not known; then four tokens of prefill to one of decode are assumed. Negative, infinite and NaN are refused.
+struct WorkloadMix {
+  double decode_tokens = 0.0;
+  double prefill_tokens = 0.0;
+  friend bool operator==(const WorkloadMix&, const WorkloadMix&) = default;
+};
+
 struct PrepareOptions {
   std::optional<GraphBounds>
       bounds;                ///< given: larger batches are refused by `plan`; on a GPU the op is graph-capturable
@@ -109,6 +118,9 @@ struct PrepareOptions {
   /// Most KV splits of a query in a plan, those of a shared segment apart. 0: as many as the work
   /// needs. Work lists stay as many. Refused at kBatchInvariant and above, whose splits are fixed.
   int32_t max_kv_splits = 0;
+  /// What a CPU's kernels are ranked by. Zeros: below kBatchInvariant decode alone if bounds->max_q_len is 1, else as
+  /// WorkloadMix says. A row's bits are its kernel's: ops that serve the same requests take the same mix.
+  WorkloadMix mix = {};
 };
 
 /// Where a segment's keys and values lie.

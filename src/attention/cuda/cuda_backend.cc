@@ -40,6 +40,10 @@ class CudaKernels : public GpuBackend {
   void enqueue(const kernels::cuda::PackParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const kernels::cuda::SumParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const kernels::cuda::ArrangeParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::ShardBatchParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::CompareHeadersParams& params, Stream stream) const final {
+    on_device(params, stream);
+  }
   void enqueue(const kernels::cuda::QuantizeFp8Params& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const kernels::cuda::Nvfp4Params& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const kernels::cuda::MaxScaleParams& params, Stream stream) const final { on_device(params, stream); }
@@ -95,6 +99,11 @@ class CudaBackend final : public CudaKernels {
   std::shared_ptr<void> allocate(size_t bytes) const override {
     const gpu::DeviceScope scope(info_.index);
     const auto memory = std::make_shared<gpu::DeviceMemory>(bytes);
+    return {memory, memory->data()};
+  }
+  std::shared_ptr<void> allocate_page_locked(size_t bytes) const override {
+    const gpu::DeviceScope scope(info_.index);
+    const auto memory = std::make_shared<gpu::PinnedMemory>(bytes);
     return {memory, memory->data()};
   }
   void copy(void* to, const void* from, size_t bytes, Stream stream) const override {

@@ -55,6 +55,13 @@ void CudaPlanMemory::upload(const scheduler::PlanView& plan, Stream stream) {
   gpu::check(cudaMemcpyAsync(image_.data(), stage, used, cudaMemcpyHostToDevice, gpu::native(stream)),
              "copying a plan to the device");
   stages_.copied(stream);
+  find_cu_q(scheduler::counts_of(plan));
+}
+
+/// Lengths begin with cu_q.
+void CudaPlanMemory::find_cu_q(const scheduler::PlanImageCounts& counts) {
+  const auto* const begin = static_cast<const std::byte*>(image_.data());
+  cu_q_ = reinterpret_cast<const int32_t*>(begin + scheduler::carve_plan_image(counts).lengths);
 }
 
 void CudaPlanMemory::plan_on_device(const BatchView& batch, Stream stream) {
@@ -64,6 +71,7 @@ void CudaPlanMemory::plan_on_device(const BatchView& batch, Stream stream) {
   gpu::check_nothing_failed_before();
   auto* const sticky = reports_ ? &status()->plan : nullptr;
   scheduler::launch_plan(config_, batch, image_.data(), sticky, stream);
+  find_cu_q(scheduler::counts_within_bounds(config_));
 }
 
 void CudaPlanMemory::report() {

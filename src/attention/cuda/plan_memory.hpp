@@ -53,6 +53,7 @@ class CudaPlanMemory final : public GpuPlanMemory {
   void report() override;
   kernels::cuda::TableFault* table_fault() const override { return &status()->tables; }
   const scheduler::PlanImageHeader* image() const override;
+  const int32_t* cu_q() const override { return cu_q_; }
   uint32_t* tile_counters() const override;
   uint32_t* combine_counters() const override;
 
@@ -65,12 +66,14 @@ class CudaPlanMemory final : public GpuPlanMemory {
 
   Status* status() const { return static_cast<Status*>(status_.data()); }
   void grow(size_t bytes);
+  void find_cu_q(const scheduler::PlanImageCounts& counts);
   bool is_dynamic() const { return config_.tile.schedule == scheduler::Schedule::kDynamic; }
 
   int32_t device_;
   scheduler::SchedulerConfig config_;
   bool reports_;
   platform::cuda::DeviceMemory image_;
+  const int32_t* cu_q_ = nullptr;          ///< in the image
   platform::cuda::DeviceMemory counters_;  ///< beside the image, which every plan overwrites
   Stages stages_;
   platform::cuda::PinnedMemory status_;  ///< a Status

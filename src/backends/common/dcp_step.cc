@@ -34,9 +34,10 @@ void check_dcp_config(const Context& context, const EngineConfig& config, const 
   const int32_t interleave = parallel.cp_kv_cache_interleave_size;
   core::require(interleave >= 1 && spec.page_size % interleave == 0, "cp_kv_cache_interleave_size is ", interleave,
                 "; it must divide the page size, ", spec.page_size);
-  if (config.compilation.decode_graph_mode != DecodeGraphMode::kNone) {
-    core::fail(ErrorCode::kUnsupported,
-               "decode_graph_mode is kFull; under decode context parallelism kNone is offered");
+  if (config.compilation.decode_graph_mode == DecodeGraphMode::kNone) return;
+  if (context.device().type == DeviceType::kCpu || !parallel.dcp_group->enqueues()) {
+    core::fail(ErrorCode::kUnsupported, "decode_graph_mode is kFull, and dcp_group's operations wait on the host; ",
+               "graphs need a group over a GPU whose ProcessGroup::enqueues is true");
   }
 }
 
@@ -61,7 +62,7 @@ void check_dcp_lengths(const EngineConfig& config, const CommonAttentionMetadata
 }
 
 DcpStepPlans::DcpStepPlans(const Context& context, const EngineConfig& config, std::span<const WindowOp> windows,
-                           DcpKeys keys, const std::string& force_kernel)
+                           DcpKeys keys, const PrepareOptions& options)
     : workspace_(context.device()), keys_(keys) {
   if (keys == DcpKeys::kNewBesideCache && config.determinism == Determinism::kScheduleInvariant) {
     keys_ = DcpKeys::kCached;
@@ -72,11 +73,17 @@ DcpStepPlans::DcpStepPlans(const Context& context, const EngineConfig& config, s
   dcp.combine = distributed::dcp_combine_from_name(parallel.dcp_comm_backend, parallel.decode_context_parallel_size);
   dcp.replicated_queries = parallel.dcp_replicated_queries;
   dcp.all_heads_out = parallel.dcp_all_heads_out;
-  dcp.force_kernel = force_kernel;
+  dcp.force_kernel = options.force_kernel;
+  dcp.max_kv_splits = options.max_kv_splits;
+  dcp.bounds = options.bounds;
+  if (dcp.bounds) dcp.bounds->max_shared_levels = 0;  // what requests share is not divided over ranks as well
+  size_t workspace_bytes = 0;
   for (const WindowOp& window : windows) {
     dcp.attention = window.op.config();
     windows_.push_back({window.window_left, distributed::DcpAttention(context, *parallel.dcp_group, dcp)});
+    if (dcp.bounds) workspace_bytes = std::max(workspace_bytes, windows_.back().attention.workspace_size());
   }
+  workspace_.reserve(workspace_bytes);
 }
 
 DcpWindowPlans DcpStepPlans::plan(const CommonAttentionMetadata& batch, int32_t num_decodes, Stream stream) {

@@ -53,9 +53,10 @@ enum class DcpKeys {
 /// What StepPlans is without decode context parallelism.
 class DcpStepPlans {
  public:
-  /// `windows`: the kernels that would attend to undivided caches.
+  /// `windows`: the kernels that would attend to undivided caches. `options`: theirs. With bounds forward passes can be
+  /// captured, the workspace never moves, and making this is collective.
   DcpStepPlans(const Context& context, const EngineConfig& config, std::span<const WindowOp> windows, DcpKeys keys,
-               const std::string& force_kernel);
+               const PrepareOptions& options);
 
   /// What attends for the group's first window.
   const distributed::DcpAttention& attention() const { return windows_.front().attention; }

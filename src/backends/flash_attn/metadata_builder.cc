@@ -182,7 +182,7 @@ FlashAttentionMetadataBuilder::FlashAttentionMetadataBuilder(const Context& cont
                               });
       DcpKeys keys = all_cached ? DcpKeys::kCached : DcpKeys::kNewBesideCache;
       if (state.attn_type == AttentionType::kEncoderDecoder) keys = DcpKeys::kEncoders;
-      step.dcp.emplace(context, config, state.windows, keys, options.force_kernel);
+      step.dcp.emplace(context, config, state.windows, keys, prepare_options(config, options, /*may_cascade=*/false));
       if (state.aot_schedule) {
         step.schedule.emplace(step.dcp->attention().cached_op(), 0);
         step.new_tokens_schedule.emplace(step.dcp->attention().fresh_op(), 0);

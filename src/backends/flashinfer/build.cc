@@ -144,8 +144,9 @@ FlashInferMetadata FlashInferMetadataBuilder::build(int32_t common_prefix_len, c
   metadata.current_generation = &state.generation;
   metadata.generation = state.generation;
   if (state.dcp) {
-    metadata.dcp_plans = state.dcp->plan(batch, metadata.split.num_decodes, stream);
-    metadata.workspace = state.dcp->workspace();
+    DcpStepPlans& plans = metadata.num_padded_reqs > 0 ? state.graph_dcp_for(metadata.num_padded_reqs) : *state.dcp;
+    metadata.dcp_plans = plans.plan(batch, metadata.split.num_decodes, stream);
+    metadata.workspace = plans.workspace();
   } else if (metadata.planned.num_requests > 0 || batch.num_reqs == 0) {
     StepPlans& plans = metadata.num_padded_reqs > 0 ? state.graph_plans_for(metadata.num_padded_reqs) : *state.plans;
     plan_part(state, batch, plans, metadata, stream);

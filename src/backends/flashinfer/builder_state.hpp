@@ -51,7 +51,9 @@ struct FlashInferMetadataBuilder::State {
   AttentionConfig attention;  ///< of the planned kernels, but for the window
   std::optional<GraphPadding> padding;
   int32_t graph_max_bs = 0;
-  std::map<int32_t, StepPlans> graph_plans;  ///< by padded size: plans of a fixed shape
+  std::map<int32_t, StepPlans> graph_plans;   ///< by padded size: plans of a fixed shape
+  std::map<int32_t, DcpStepPlans> graph_dcp;  ///< likewise, under decode context parallelism
+  DcpKeys dcp_keys = DcpKeys::kNewBesideCache;
 
   uint64_t generation = 0;
   CascadeLengths cascade;
@@ -66,6 +68,8 @@ struct FlashInferMetadataBuilder::State {
 
   /// The plans for a captured batch of that many rows.
   StepPlans& graph_plans_for(int32_t padded);
+  DcpStepPlans& graph_dcp_for(int32_t padded);
+  PrepareOptions graph_options(int32_t padded) const;
   /// Bytes of workspace that plans and block tables have now.
   size_t held_bytes();
 };

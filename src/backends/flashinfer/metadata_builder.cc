@@ -141,12 +141,11 @@ size_t FlashInferMetadataBuilder::State::held_bytes() {
   if (plans) bytes += plans->workspace().bytes;
   if (dcp) bytes += dcp->workspace().bytes;
   for (auto& [padded, graph] : graph_plans) bytes += graph.workspace().bytes;
+  for (auto& [padded, graph] : graph_dcp) bytes += graph.workspace().bytes;
   return bytes;
 }
 
-StepPlans& FlashInferMetadataBuilder::State::graph_plans_for(int32_t padded) {
-  const auto found = graph_plans.find(padded);
-  if (found != graph_plans.end()) return found->second;
+PrepareOptions FlashInferMetadataBuilder::State::graph_options(int32_t padded) const {
   PrepareOptions prepare_options;
   prepare_options.force_kernel = options.force_kernel;
   GraphBounds bounds;
@@ -154,11 +153,23 @@ StepPlans& FlashInferMetadataBuilder::State::graph_plans_for(int32_t padded) {
   bounds.max_q_len = std::min(padded, reorder_threshold);
   bounds.max_kv_len = config.model.max_model_len;
   prepare_options.bounds = bounds;
+  return prepare_options;
+}
+
+/// Collective where it is the first of its size: every rank builds the same batches.
+DcpStepPlans& FlashInferMetadataBuilder::State::graph_dcp_for(int32_t padded) {
+  return graph_dcp.try_emplace(padded, context, config, windows, dcp_keys, graph_options(padded)).first->second;
+}
+
+StepPlans& FlashInferMetadataBuilder::State::graph_plans_for(int32_t padded) {
+  const auto found = graph_plans.find(padded);
+  if (found != graph_plans.end()) return found->second;
   std::vector<LayerWindow> layer_windows;
   for (const WindowOp& window : windows) {
     layer_windows.push_back({"of the group", window.window_left, window.op.config().window_right});
   }
-  return graph_plans.emplace(padded, StepPlans(prepare_windows(context, attention, layer_windows, prepare_options)))
+  return graph_plans
+      .emplace(padded, StepPlans(prepare_windows(context, attention, layer_windows, graph_options(padded))))
       .first->second;
 }
 
@@ -215,8 +226,8 @@ FlashInferMetadataBuilder::FlashInferMetadataBuilder(const Context& context, con
     const bool all_cached = is_fp8(state.planned_q_type) || std::ranges::any_of(layers, [](const auto& layer) {
                               return layer.impl->kv_sharing_target_layer_name().has_value();
                             });
-    state.dcp.emplace(context, config, state.windows, all_cached ? DcpKeys::kCached : DcpKeys::kNewBesideCache,
-                      options.force_kernel);
+    state.dcp_keys = all_cached ? DcpKeys::kCached : DcpKeys::kNewBesideCache;
+    state.dcp.emplace(context, config, state.windows, state.dcp_keys, prepare_options);
     state.dcp->reserve(options.workspace_buffer_size);
   } else {
     state.plans.emplace(state.windows);

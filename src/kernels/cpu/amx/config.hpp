@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/cpu/common/mask.hpp"
+#include "kernels/cpu/common/token_scales.hpp"
 
 /// Tile shapes of the AMX kernel, the operands of its tile loads, and its scratch memory.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
@@ -54,12 +55,14 @@ struct TileOperands {
   TileSource values[kTileTokens / kHalfTokens];
   unsigned char* k_buffer;  ///< [kTileTokens, terms, padded head_dim_qk]
   unsigned char* v_buffer;  ///< [terms, kTileTokens / 2, padded head_dim_v, 2]
+  TileScales scales;        ///< of the tokens in [begin, end)
 };
 
 /// TileScratch::collective, carved.
 struct AmxScratch {
   unsigned char* visible;      ///< [2, kBatchTiles, padded rows] words
-  unsigned char* keys;         ///< [batch_tiles] packed copies; in the fp8 pipeline its stages
+  float* token_scales;         ///< [2, kBatchTiles, 2, kTileTokens]: of K and V
+  unsigned char* keys;         ///< [batch_tiles] packed copies; in the dequantization pipeline its stages
   unsigned char* values;       ///< [batch_tiles] packed copies
   float* scores;               ///< [2, 2, kTileTokens, kRowBlock]: S^T of two KV tiles, for two row blocks
   uint16_t* p;                 ///< [kBatchTiles, terms, 2, 2, kRowBlock, kHalfTokens] bfloat16
@@ -86,6 +89,7 @@ FOLIO_INLINE AmxScratch carve_amx_scratch(unsigned char* memory, int32_t tile_ro
     return part;
   };
   scratch.visible = take(2 * kBatchTiles * scratch.visible_tile_bytes);
+  scratch.token_scales = reinterpret_cast<float*>(take(2 * kBatchTiles * 2 * kTileTokens * 4));
   scratch.keys = take(tiles * scratch.key_tile_bytes);
   scratch.values = take(tiles * scratch.value_tile_bytes);
   scratch.scores = reinterpret_cast<float*>(take(4 * kTileTokens * kRowBlock * 4));

@@ -1,15 +1,18 @@
 #include "kernels/cpu/amx/kernel.hpp"
 
+#include <string_view>
+
 #include "core/error.hpp"
 #include "kernels/cpu/amx/collective.hpp"
+#include "kernels/cpu/amx/costs.hpp"
 #include "kernels/cpu/avx512/collective.hpp"
+#include "kernels/cpu/avx512/costs.hpp"
 #include "kernels/cpu/common/kernel.hpp"
 
 namespace folio::inline v0::kernels::amx {
 namespace {
 
-constexpr int32_t kTokensOfVTile = 32;  // in one page, V's tile registers are loaded in place
-constexpr int32_t kTileRows = 256;      // K and V come from L2 once for so many rows
+constexpr int32_t kTileRows = 256;  // K and V come from L2 once for so many rows
 
 std::string unavailable(const platform::CpuFeatures& features) {
   if (!features.x86_64_v4() || !features.avx512vbmi) {
@@ -26,31 +29,20 @@ std::string refusal(const AttentionConfig& config) {
     return core::message("q is ", config.q, "; the AMX kernel takes bfloat16 and float16");
   }
   for (const auto& [name, dtype] : {std::pair{"kv", config.kv}, {"ragged_kv", config.ragged_kv}}) {
-    if (dtype == config.q || (config.q == DType::kBFloat16 && is_fp8(dtype))) continue;
+    const bool cache = name == std::string_view("kv");
+    const bool bytes = is_fp8(dtype) || (cache && dtype == DType::kInt8);
+    if (dtype == config.q || (config.q == DType::kBFloat16 && bytes)) continue;
     return core::message(name, " is ", dtype, "; beside q of ", config.q, " the AMX kernel takes ",
-                         config.q == DType::kBFloat16 ? "bfloat16, fp8_e4m3 and fp8_e5m2" : "float16");
+                         config.q != DType::kBFloat16 ? "float16"
+                         : cache                      ? "bfloat16, fp8_e4m3, fp8_e5m2 and int8"
+                                                      : "bfloat16, fp8_e4m3 and fp8_e5m2");
   }
   return cpu::refusal(config, false);
 }
 
-/// Work tiles of fewer rows are faster in the AVX-512 kernel: where V has to be interleaved in every tile, decode does
-/// not pay it back. One thread of a Xeon with AMX, 8 x 4,096 keys, 8 KV heads of 128 (decision 0073): the AVX-512
-/// kernel, which walks KV heads together, takes 0.35 of AMX's time for 4 rows over strided pages, 0.44 for 8 and 1.4
-/// for 16; over packed pages of 16, 0.6 for 4 and 1.5 for 8. MLA: 1.5 for 8. Float16: 0.8 for 16, 1.1 to 1.4 for 32
-/// (decision 0081).
-int32_t least_rows(const AttentionConfig& config) {
-  if (is_fp8(config.kv)) return 0;  // not measured
-  if (config.kv == DType::kFloat16) return 32;
-  if (config.kv_format == KvFormat::kStrided) return config.head_dim_qk + config.head_dim_v > 512 ? 8 : 16;
-  return config.page_size % kTokensOfVTile == 0 ? 0 : 8;
-}
-
-/// Strided and float16 caches are converted on the way in, which decode does not pay back: they are for AMX where the
-/// AVX-512 kernel takes work tiles of few rows, and where there are none because a token has as many rows.
-bool is_faster(const platform::CpuFeatures&, const AttentionConfig& config) {
-  if (config.kv_format == KvFormat::kCpuPacked && config.kv != DType::kFloat16) return true;
-  if (is_fp8(config.kv)) return false;
-  return min_rows(config) > 0 || config.num_q_heads / config.num_kv_heads >= least_rows(config);
+/// Of a row's cost: work tiles of few rows are the AVX-512 kernel's.
+double cost(const platform::CpuFeatures&, const AttentionConfig& config, double rows) {
+  return rows < min_rows(config) ? cpu::cost(avx512::kCosts, config, rows) : cpu::cost(kCosts, config, rows);
 }
 
 scheduler::TileShape tile(const AttentionConfig&) {
@@ -76,9 +68,10 @@ void run_combine(const AttentionParams& params, int32_t combine_tile) noexcept {
 
 }  // namespace
 
-// Rows of a work tile may be other requests', and a row's bits must not depend on them.
+// Where V has to be interleaved in every tile, decode does not pay it back: costs say from how many rows on it does
+// (decisions 0073, 0081). Rows of a work tile may be other requests', and a row's bits must not depend on them.
 int32_t min_rows(const AttentionConfig& config) {
-  return config.determinism >= Determinism::kBatchInvariant ? 0 : least_rows(config);
+  return config.determinism >= Determinism::kBatchInvariant ? 0 : cpu::least_rows(avx512::kCosts, kCosts, config);
 }
 
 void run_worker_by_rows(const cpu::Collective& collective, const AttentionParams& params, int32_t worker) noexcept {
@@ -98,11 +91,9 @@ AttentionKernel describe(const char* name, std::string (*is_unavailable)(const p
           .run_combine = combine,
           .tile_cost = 64,  // a KV tile of a few rows waits for memory as long as so many rows compute
           .row_cost = 1,
+          .cost = cost,
           .heads_together = [](const AttentionConfig& config) { return min_rows(config) > 0 ? cpu::kMaxHeads : 1; },
-          .best_format = KvFormat::kCpuPacked,
-          .best_page_size = kTokensOfVTile,
-          .p_dtype = [](const AttentionConfig& config) { return config.q; },
-          .preferred = is_faster};
+          .p_dtype = [](const AttentionConfig& config) { return config.q; }};
 }
 
 const AttentionKernel& attention_kernel() {

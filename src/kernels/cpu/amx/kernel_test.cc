@@ -64,10 +64,11 @@ TEST_P(AmxKernels, Output_RandomCases_MatchesReference) {
   for (int i = 0; i < folio::testing::random_cases(300); ++i) {
     RandomCase one = random_case(random);
     const AttentionConfig taken = amx_config();
-    constexpr DType kTypes[] = {DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kFloat16};
-    one.config.kv = kTypes[i % 4];
-    one.config.q = one.config.ragged_kv = i % 4 == 3 ? DType::kFloat16 : DType::kBFloat16;
-    const bool strided = i % 5 < 2;
+    constexpr DType kTypes[] = {DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kInt8,
+                                DType::kFloat16};
+    one.config.kv = kTypes[i % 5];
+    one.config.q = one.config.ragged_kv = i % 5 == 4 ? DType::kFloat16 : DType::kBFloat16;
+    const bool strided = i / 5 % 5 < 2;
     one.config.kv_format = strided ? KvFormat::kStrided : taken.kv_format;
     one.config.page_size = i % 7 == 0 ? 32 : strided ? 1 + i % 49 : 16 + 2 * (i % 25);
     one.options.v_aliases_k = false;
@@ -238,6 +239,21 @@ TEST_P(AmxKernels, SayWhatTheyRefuseAndWhatTheyTake) {
   expect([](AttentionConfig& c) { c.kv = DType::kFloat16; }, "kv is float16", "fp8_e4m3");
   expect([](AttentionConfig& c) { c.q = DType::kFloat16; }, "kv is bfloat16; beside q of float16", "takes float16");
   expect([](AttentionConfig& c) { c.ragged_kv = DType::kFloat32; }, "ragged_kv is float32", "bfloat16");
+  expect([](AttentionConfig& c) { c.kv = DType::kFloat32; }, "kv is float32", "fp8_e5m2 and int8");
+  expect([](AttentionConfig& c) { c.ragged_kv = DType::kInt8; }, "ragged_kv is int8",
+         "bfloat16, fp8_e4m3 and fp8_e5m2");
+  expect([](AttentionConfig& c) { c.q = DType::kInt8; }, "q is int8", "bfloat16 and float16");
+  expect(
+      [](AttentionConfig& c) {
+        use_float16(c);
+        c.kv = DType::kInt8;
+      },
+      "kv is int8; beside q of float16", "takes float16");
+  {
+    AttentionConfig config = amx_config();
+    config.kv = DType::kInt8;
+    EXPECT_EQ(GetParam()->refusal(config), "");
+  }
   expect([](AttentionConfig& c) { c.head_dim_qk = 584; }, "head_dim_qk is 584", "up to 576");
   expect([](AttentionConfig& c) { c.head_dim_v = 100; }, "head_dim_v is 100", "multiples of 8");
   expect([](AttentionConfig& c) { c.page_size = 14; }, "page_size 14", "16 or more");
@@ -414,7 +430,7 @@ TEST_P(AmxKernels, Output_VisibleNan_IsNan) {
 TEST(AmxKernel, WorkTilesOfFewRows_AreTheAvx512Kernels) {
   const AttentionKernel& mixed = amx::emulated_kernel_with_few_rows();
   const AttentionKernel& tiles = amx::emulated_kernel();
-  const AttentionKernel& avx512 = *avx512::attention_kernels()[1];
+  const AttentionKernel& avx512 = *avx512::attention_kernels()[0];
   if (!mixed.unavailable(platform::cpu_features()).empty()) GTEST_SKIP() << "no AVX-512 here";
   for (const KvFormat format : {KvFormat::kCpuPacked, KvFormat::kStrided}) {
     AttentionConfig config = amx_config();
@@ -451,6 +467,13 @@ TEST(AmxKernel, AllRowsAreInTiles_WhereVLiesReadyOrBitsMustNotDepend) {
   EXPECT_EQ(min_rows([](AttentionConfig& c) { c.page_size = 48; }), 8);
   EXPECT_EQ(min_rows([](AttentionConfig& c) { c.determinism = Determinism::kBatchInvariant; }), 0);
   EXPECT_EQ(min_rows([](AttentionConfig& c) { c.kv = DType::kFloat8E4M3; }), 0);
+  for (const int32_t page_size : {16, 32}) {
+    EXPECT_EQ(min_rows([&](AttentionConfig& c) {
+                c.kv = DType::kInt8;
+                c.page_size = page_size;
+              }),
+              32);
+  }
   EXPECT_EQ(min_rows([](AttentionConfig& c) { c.kv_format = KvFormat::kStrided; }), 16);
   EXPECT_EQ(min_rows([](AttentionConfig& c) {
               c.kv_format = KvFormat::kStrided;
@@ -465,31 +488,20 @@ TEST(AmxKernel, AllRowsAreInTiles_WhereVLiesReadyOrBitsMustNotDepend) {
             32);
 }
 
-TEST(AmxKernel, StridedAndFloat16Caches_ArePreferredWhereDecodesAreTheAvx512Kernels) {
-  const auto is_preferred = [](KvFormat format, DType kv, Determinism determinism) {
-    AttentionConfig config = amx_config();
-    config.kv_format = format;
-    config.kv = kv;
-    if (kv == DType::kFloat16) use_float16(config);
-    config.determinism = determinism;
-    return amx::attention_kernel().preferred({}, config);
-  };
-  EXPECT_TRUE(is_preferred(KvFormat::kStrided, DType::kFloat16, Determinism::kRunToRun));
-  EXPECT_TRUE(is_preferred(KvFormat::kCpuPacked, DType::kFloat16, Determinism::kRunToRun));
-  EXPECT_FALSE(is_preferred(KvFormat::kCpuPacked, DType::kFloat16, Determinism::kBatchInvariant));
-  EXPECT_TRUE(is_preferred(KvFormat::kStrided, DType::kBFloat16, Determinism::kRunToRun));
-  EXPECT_FALSE(is_preferred(KvFormat::kStrided, DType::kBFloat16, Determinism::kBatchInvariant));
-  EXPECT_FALSE(is_preferred(KvFormat::kStrided, DType::kFloat8E4M3, Determinism::kRunToRun));
-  EXPECT_TRUE(is_preferred(KvFormat::kCpuPacked, DType::kFloat8E4M3, Determinism::kBatchInvariant));
-  AttentionConfig mla = amx_config(576);
-  mla.head_dim_v = 512;
-  mla.num_kv_heads = 1;
-  mla.kv_format = KvFormat::kStrided;
-  mla.determinism = Determinism::kBatchInvariant;
-  for (const int32_t heads : {4, 16}) {
-    mla.num_q_heads = heads;
-    EXPECT_EQ(amx::attention_kernel().preferred({}, mla), heads == 16) << heads;
-  }
+TEST(AmxKernel, CostOfFewRows_IsTheAvx512KernelsWhereTheyAreItsWork) {
+  const platform::CpuFeatures features;
+  const AttentionKernel& avx512 = *avx512::attention_kernels()[0];
+  AttentionConfig config = amx_config();
+  config.kv_format = KvFormat::kStrided;
+  const auto cost = [&](const AttentionKernel& kernel, double rows) { return kernel.cost(features, config, rows); };
+  for (const double rows : {1, 4, 15}) EXPECT_EQ(cost(amx::attention_kernel(), rows), cost(avx512, rows)) << rows;
+  EXPECT_LT(cost(amx::attention_kernel(), 16), cost(avx512, 16));
+  config.determinism = Determinism::kBatchInvariant;
+  EXPECT_GT(cost(amx::attention_kernel(), 4), cost(avx512, 4));
+  config.determinism = Determinism::kRunToRun;
+  config.kv = DType::kInt8;
+  for (const double rows : {1, 31}) EXPECT_EQ(cost(amx::attention_kernel(), rows), cost(avx512, rows)) << rows;
+  EXPECT_LT(cost(amx::attention_kernel(), 32), cost(avx512, 32)) << "int8 takes float16's ratios";
 }
 
 TEST(AmxKernel, IsUnavailableWhereTheOsRefusesTiles) {

@@ -2,7 +2,7 @@
 
 #include "kernels/cpu/amx/producer.hpp"
 
-/// Producers that run beside the MMAs of the calling thread: prefetch, and dequantization of fp8.
+/// Producers that run beside the MMAs of the calling thread: prefetch, and dequantization of fp8 and int8.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 /// The interface of all pipelines. The consumer calls at_mma() with every MMA and at_softmax_step() with every pair of
@@ -78,8 +78,8 @@ FOLIO_INLINE bool holds_v_in_k(const WorkTileParams& work) {
   return kv.v >= kv.k && kv.v + work.head_dim_v * element_bytes(kv) <= kv.k + work.head_dim_qk * element_bytes(kv);
 }
 
-/// Prefetches the V of `tile` and the K of `next` (null: no tile follows). fp8 is dequantized, float16 split and
-/// strided V interleaved before their tile begins: then both K and V are the next tile's.
+/// Prefetches the V of `tile` and the K of `next` (null: no tile follows). fp8 and int8 are dequantized, float16 split
+/// and strided V interleaved before their tile begins: then both K and V are the next tile's.
 static inline PrefetchPipeline prefetch_pipeline(const WorkTileParams& work, const KvTile& tile, const KvTile* next) {
   PrefetchPipeline pipeline;
   const bool copied = work.kv.dtype != DType::kBFloat16 || !work.kv.packed_v;
@@ -99,9 +99,9 @@ inline constexpr int32_t kStageBytes = kTileTokens * kChunkDims * kBf16Bytes;  /
 inline constexpr int32_t kStages = 2;
 
 /// At most one row block, pages that hold groups of 16 tokens, head dims in whole chunks.
-FOLIO_INLINE bool can_pipeline_fp8(const WorkTileParams& work) {
+FOLIO_INLINE bool can_pipeline_bytes(const WorkTileParams& work) {
   const KvOperand& kv = work.kv;
-  return holds_fp8(kv) && work.num_rows <= kRowBlock && kv.pages != nullptr && kv.packed_v &&
+  return holds_bytes(kv) && work.num_rows <= kRowBlock && kv.pages != nullptr && kv.packed_v &&
          kv.page_size % kGroupTokens == 0 && work.head_dim_qk % kChunkDims == 0 && work.head_dim_v % kChunkDims == 0;
 }
 
@@ -110,7 +110,7 @@ FOLIO_INLINE bool is_full_tile(const TileOperands& operands) {
   return operands.uniform && operands.tile.begin == 0 && operands.tile.end == kTileTokens;
 }
 
-/// Dequantizes fp8 K and V to bfloat16 in small batches, between the MMAs on earlier data.
+/// Dequantizes fp8 or int8 K and V to bfloat16 in small batches, between the MMAs on earlier data.
 ///
 /// A chunk is 64 components of all 64 tokens: [token][component] of K, [pair][component][2] of V (VNNI layout). A KV
 /// tile is its K chunks, then its V chunks. A stage holds one chunk. There are kStages = 2: while the MMAs consume one
@@ -120,11 +120,11 @@ FOLIO_INLINE bool is_full_tile(const TileOperands& operands) {
 /// A tile dequantized as a whole would wait three times: for memory, for the conversion, and for stores that tile loads
 /// cannot be forwarded from. And its copies, 32 KB at head_dim 128, would push everything else out of L1.
 template <DType kType>
-class Fp8Pipeline {
+class DequantizationPipeline {
  public:
   static constexpr bool kTakesFloat16 = false;
   /// `stages`: memory for kStages chunks.
-  FOLIO_INLINE_MEMBER Fp8Pipeline(const WorkTileParams& work, unsigned char* stages)
+  FOLIO_INLINE_MEMBER DequantizationPipeline(const WorkTileParams& work, unsigned char* stages)
       : work_(work),
         stages_(stages),
         k_chunks_(work.head_dim_qk / kChunkDims),
@@ -186,7 +186,7 @@ class Fp8Pipeline {
  private:
   static constexpr int32_t kGroups = kTileTokens / kGroupTokens;
   static constexpr int32_t kLine = 64;
-  static constexpr int32_t kBatchLines = 4;  ///< of fp8 data, dequantized at a time
+  static constexpr int32_t kBatchLines = 4;  ///< of the cache, dequantized at a time
   static constexpr int32_t kGroupBatches = kGroupTokens * kChunkDims / (kBatchLines * kLine);
   static constexpr int32_t kChunkBatches = kGroups * kGroupBatches;
   static constexpr int32_t kKeySteps = kChunkDims / kMmaDims;
@@ -242,7 +242,7 @@ class Fp8Pipeline {
   }
   FOLIO_INLINE_MEMBER void produce() {
     if (producer_chunk_ >= producer_end_) return;
-    const Fp8Lookup lookup = Fp8Lookup::of<kType>();
+    const ByteUpcast<kType> upcast;
     const unsigned char* const from =
         group_[batch_ / kGroupBatches] + offset_ + batch_ % kGroupBatches * (kBatchLines / 2) * two_lines_;
     unsigned char* const to = stage(producer_chunk_) + batch_ * kBatchLines * 2 * kLine;
@@ -250,7 +250,7 @@ class Fp8Pipeline {
     for (int i = 0; i < kBatchLines; ++i) {
       __m512i first;
       __m512i second;
-      upcast_fp8_in_order(lookup, _mm512_loadu_si512(from + i / 2 * two_lines_ + i % 2 * one_line_), first, second);
+      upcast.in_order(_mm512_loadu_si512(from + i / 2 * two_lines_ + i % 2 * one_line_), first, second);
       store(to + 2 * kLine * i, first);
       store(to + 2 * kLine * i + kLine, second);
     }

@@ -20,7 +20,9 @@
 ///   memory, for each KV tile of 64 tokens
 ///
 ///     cache pages --(in place, or packed: producer.hpp)--> K operands --GEMM0--> scores [64][16] float32
-///        |                                                                           | mask, update_row_max
+///        |                                                                           | mask, update_row_max; of int8:
+///        |                                                                           | scores by K's token scales,
+///        |                                                                           | P by V's
 ///        |                                                                           v
 ///        |                                          acc [rows][dims] float32      exponentiate: P bfloat16, row_sum
 ///        |                                                   ^                       |
@@ -29,7 +31,8 @@
 ///   pipelines (kv_pipeline.hpp)
 ///
 ///     up to 32 rows     PrefetchPipeline: V of this tile during GEMM0, K of the next one during GEMM1, to L1
-///     up to 16 rows fp8 Fp8Pipeline: 2 stages of 8 KB, 64 tokens x 64 dims in bfloat16
+///     up to 16 rows,    DequantizationPipeline: 2 stages of 8 KB, 64 tokens x 64 dims in bfloat16
+///     fp8 or int8
 ///                       chunk   0 1 2 3 ...  (K chunks, V chunks, next tile's K chunks)
 ///                       stage   0 1 0 1 ...  MMAs consume one, the producer dequantizes into the other
 ///     more rows         GemmOverlap (gemm.hpp): softmax of tile i beside GEMM0 of tile i + 1, two buffers of scores;
@@ -82,23 +85,30 @@ FOLIO_INLINE TileSum exponentiate_row_block(const AmxWork& amx, const TileOperan
                                             const RowBlockState& block, const float* scores, uint16_t* p,
                                             Pipeline& pipeline) {
   const float* const value_scales = amx.scratch.value_scale + block.first;
-  const auto run = [&]<bool kMasked, bool kScaled, int kTerms>() __attribute__((always_inline)) {
-    return exponentiate<kMasked, kScaled, kTerms>(operands, block.mask, block.max, scores, value_scales, p, pipeline);
+  const auto run = [&]<bool kMasked, ValueScales kScales, int kTerms>() __attribute__((always_inline)) {
+    return exponentiate<kMasked, kScales, kTerms>(operands, block.mask, block.max, scores, value_scales, p, pipeline);
   };
+  using enum ValueScales;
   if constexpr (Pipeline::kTakesFloat16) {
     if (amx.terms == 2) {
-      return block.mask.masked ? run.template operator()<true, true, 2>() : run.template operator()<false, true, 2>();
+      return block.mask.masked ? run.template operator()<true, kOfRows, 2>()
+                               : run.template operator()<false, kOfRows, 2>();
     }
   }
-  if (block.mask.masked) return run.template operator()<true, true, 1>();
-  return amx.scaled ? run.template operator()<false, true, 1>() : run.template operator()<false, false, 1>();
+  if (operands.scales.v != nullptr) {
+    return block.mask.masked ? run.template operator()<true, kOfRowsAndTokens, 1>()
+                             : run.template operator()<false, kOfRowsAndTokens, 1>();
+  }
+  if (block.mask.masked) return run.template operator()<true, kOfRows, 1>();
+  return amx.scaled ? run.template operator()<false, kOfRows, 1>() : run.template operator()<false, kNone, 1>();
 }
 
-/// Makes logits of scores but for a factor, which it returns.
+/// Makes logits of scores but for a factor, which it returns. Before, those of int8 keys become scores of the keys.
 FOLIO_INLINE Vec finish_scores(const AmxWork& amx, const TileOperands& operands, const RowBlockState& block,
                                float* scores) {
   const Vec logit_scale = load<Vec>(amx.scratch.logit_scale + block.first);
   const int32_t rows = smaller(amx.work.num_rows - block.first, kRowBlock);
+  if (operands.scales.k != nullptr) scale_token_scores(operands, scores);
   if (operands.non_finite_keys != 0) rescore_non_finite(amx.work, operands, block.first, rows, scores);
   if (!amx.transform) return logit_scale * splat(kLog2E);
   finish_logits(amx.work, operands.tile, block.first, rows, logit_scale, scores);
@@ -260,15 +270,25 @@ static inline void produce_batch(const AmxWork& amx, TileBatch& batch) {
   }
 }
 
+/// find_batch, and the token scales of its tiles.
+static inline int32_t locate_batch(const WorkTileParams& work, const VisibleRange& range, int32_t first, int32_t most,
+                                   TileBatch& batch) {
+  first = find_batch(work, range, first, most, batch);
+  for (int32_t i = 0; work.kv.k_scales != nullptr && i < batch.count; ++i) {
+    produce_token_scales(work.kv, batch.tiles[i]);
+  }
+  return first;
+}
+
 /// Few rows (decode, verification), bound by memory: batches of one KV tile, the next one prefetched beside the MMAs.
 template <class Tiles>
 static void mainloop_decode(const AmxWork& amx, const VisibleRange& range, TileBatch* batches) {
   const WorkTileParams& work = amx.work;
-  int32_t first = find_batch(work, range, work.kv.kv_begin / kTileTokens * kTileTokens, 1, batches[0]);
+  int32_t first = locate_batch(work, range, work.kv.kv_begin / kTileTokens * kTileTokens, 1, batches[0]);
   for (int current = 0; batches[current].count > 0; current ^= 1) {
     TileBatch& now = batches[current];
     TileBatch& next = batches[current ^ 1];
-    first = find_batch(work, range, first, 1, next);
+    first = locate_batch(work, range, first, 1, next);
     produce_batch(amx, now);
     PrefetchPipeline pipeline =
         prefetch_pipeline(work, now.tiles[0].tile, next.count > 0 ? &next.tiles[0].tile : nullptr);
@@ -277,16 +297,16 @@ static void mainloop_decode(const AmxWork& amx, const VisibleRange& range, TileB
   }
 }
 
-/// The same for fp8: full tiles are dequantized beside the MMAs.
+/// The same for fp8 and int8: full tiles are dequantized beside the MMAs.
 template <class Tiles, DType kType>
-static void mainloop_decode_fp8(const AmxWork& amx, const VisibleRange& range, TileBatch* batches) {
+static void mainloop_decode_bytes(const AmxWork& amx, const VisibleRange& range, TileBatch* batches) {
   const WorkTileParams& work = amx.work;
-  int32_t first = find_batch(work, range, work.kv.kv_begin / kTileTokens * kTileTokens, 1, batches[0]);
-  Fp8Pipeline<kType> dequantize(work, amx.scratch.keys);
+  int32_t first = locate_batch(work, range, work.kv.kv_begin / kTileTokens * kTileTokens, 1, batches[0]);
+  DequantizationPipeline<kType> dequantize(work, amx.scratch.keys);
   for (int current = 0; batches[current].count > 0; current ^= 1) {
     TileBatch& now = batches[current];
     TileBatch& next = batches[current ^ 1];
-    first = find_batch(work, range, first, 1, next);
+    first = locate_batch(work, range, first, 1, next);
     const KvTile* const next_tile = next.count > 0 ? &next.tiles[0].tile : nullptr;
     if (is_full_tile(now.tiles[0])) {
       dequantize.begin_tile(now.tiles[0], next.count > 0 && is_full_tile(next.tiles[0]) ? next_tile : nullptr);
@@ -307,7 +327,7 @@ static void mainloop_prefill(const AmxWork& amx, const VisibleRange& range, Tile
   const int32_t tiles = batch_tiles(amx.work.head_dim_qk, amx.work.head_dim_v, amx.terms);
   int32_t first = amx.work.kv.kv_begin / kTileTokens * kTileTokens;
   for (;;) {
-    first = find_batch(amx.work, range, first, tiles, batches[0]);
+    first = locate_batch(amx.work, range, first, tiles, batches[0]);
     if (batches[0].count == 0) return;
     produce_batch(amx, batches[0]);
     consume_many_rows<Tiles>(amx, batches[0]);
@@ -320,17 +340,21 @@ FOLIO_INLINE void mainloop_of_head(const WorkTileParams& work) {
   const VisibleRange range = common_visible_range(work);
   TileBatch batches[2];
   for (int32_t i = 0; i < 2 * kBatchTiles; ++i) {
-    batches[i / kBatchTiles].tiles[i % kBatchTiles].visible =
-        reinterpret_cast<uint64_t*>(amx.scratch.visible + i * amx.scratch.visible_tile_bytes);
+    TileOperands& operands = batches[i / kBatchTiles].tiles[i % kBatchTiles];
+    operands.visible = reinterpret_cast<uint64_t*>(amx.scratch.visible + i * amx.scratch.visible_tile_bytes);
+    float* const scales = amx.scratch.token_scales + i * 2 * kTileTokens;
+    operands.scales = work.kv.k_scales == nullptr ? TileScales{} : TileScales{scales, scales + kTileTokens};
   }
   if (work.num_rows > kMaxDecodeRows) {
     mainloop_prefill<Tiles>(amx, range, batches);
-  } else if (!can_pipeline_fp8(work)) {
+  } else if (!can_pipeline_bytes(work)) {
     mainloop_decode<Tiles>(amx, range, batches);
   } else if (work.kv.dtype == DType::kFloat8E4M3) {
-    mainloop_decode_fp8<Tiles, DType::kFloat8E4M3>(amx, range, batches);
+    mainloop_decode_bytes<Tiles, DType::kFloat8E4M3>(amx, range, batches);
+  } else if (work.kv.dtype == DType::kFloat8E5M2) {
+    mainloop_decode_bytes<Tiles, DType::kFloat8E5M2>(amx, range, batches);
   } else {
-    mainloop_decode_fp8<Tiles, DType::kFloat8E5M2>(amx, range, batches);
+    mainloop_decode_bytes<Tiles, DType::kInt8>(amx, range, batches);
   }
 }
 

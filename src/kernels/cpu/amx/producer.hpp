@@ -2,15 +2,21 @@
 
 #include "kernels/cpu/amx/config.hpp"
 #include "kernels/cpu/common/convert.hpp"
+#include "kernels/cpu/common/token_scales.hpp"
 
 /// Makes the operands of tile loads ready. K and V are loaded straight from the cache where 16 keys or 16 pairs of
-/// values lie in one page and are whole tile rows of bfloat16. Else they are packed into scratch memory, float16 as two
-/// bfloat16 terms. A packed copy has zeros for tokens outside the work tile, and for non-finite values that some row
-/// must not attend to: 0 * NaN would be NaN.
+/// values lie in one page and are whole tile rows of bfloat16. Else they are packed into scratch memory: fp8 and int8
+/// as the bfloat16 that they are, float16 as two bfloat16 terms. A packed copy has zeros for tokens outside the work
+/// tile, and for non-finite values that some row must not attend to: 0 * NaN would be NaN.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
-FOLIO_INLINE bool holds_fp8(const KvOperand& kv) {
-  return kv.dtype == DType::kFloat8E4M3 || kv.dtype == DType::kFloat8E5M2;
+FOLIO_INLINE bool holds_int8(const KvOperand& kv) {
+  return kv.dtype == DType::kInt8;
+}
+
+/// fp8 or int8, which bfloat16 holds without rounding: int8 has 8 significant bits.
+FOLIO_INLINE bool holds_bytes(const KvOperand& kv) {
+  return kv.dtype == DType::kFloat8E4M3 || kv.dtype == DType::kFloat8E5M2 || holds_int8(kv);
 }
 
 FOLIO_INLINE bool holds_float16(const KvOperand& kv) {
@@ -18,36 +24,67 @@ FOLIO_INLINE bool holds_float16(const KvOperand& kv) {
 }
 
 FOLIO_INLINE int32_t element_bytes(const KvOperand& kv) {
-  return holds_fp8(kv) ? 1 : kBf16Bytes;
+  return holds_bytes(kv) ? 1 : kBf16Bytes;
 }
 
-/// Element `i` of a row: fp8 as bfloat16, 16-bit types as stored.
+/// Element `i` of a row: fp8 and int8 as bfloat16, 16-bit types as stored.
 FOLIO_INLINE uint16_t element16(const KvOperand& kv, const unsigned char* from, int32_t i) {
-  if (!holds_fp8(kv)) return load<uint16_t>(from + i * kBf16Bytes);
+  if (!holds_bytes(kv)) return load<uint16_t>(from + i * kBf16Bytes);
+  if (holds_int8(kv)) {
+    const auto value = static_cast<float>(static_cast<int8_t>(from[i]));
+    return static_cast<uint16_t>(__builtin_bit_cast(uint32_t, value) >> 16);
+  }
   const Fp8Table& table = kv.dtype == DType::kFloat8E4M3 ? kE4M3Table : kE5M2Table;
   const uint32_t fp8 = from[i];
   const uint32_t magnitude = uint32_t{table.high[fp8 & 0x7f]} << 8 | table.low[fp8 & 0x7f];
   return static_cast<uint16_t>(magnitude | (fp8 & 0x80) << 8);
 }
 
-/// 64 fp8 values as bfloat16, in order.
-FOLIO_INLINE void upcast_fp8_in_order(const Fp8Lookup& lookup, __m512i fp8, __m512i& first, __m512i& second) {
-  // vpunpck takes the lower half of each 128 bits, then the upper: the permutation brings the quarters there.
-  const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-  lookup.upcast(_mm512_permutexvar_epi64(order, fp8), first, second);
+/// The upper halves of floats as pairs of bfloat16.
+FOLIO_INLINE IntVec join_upper_halves(IntVec even, IntVec odd) {
+  return reinterpret_cast<IntVec>(_mm512_maskz_srli_epi32(0xffff, reinterpret_cast<__m512i>(even), 16)) |
+         (odd & splat_int(-65536));
 }
 
-/// Dequantizes n fp8 values (a multiple of 8) to bfloat16, in order. Writes whole lines of 32, with zeros beyond n.
+/// Upcasts 64 bytes of a type to bfloat16, in order.
 template <DType kType>
-static inline void upcast_fp8_row(const unsigned char* from, int32_t n, unsigned char* to) {
-  const Fp8Lookup lookup = Fp8Lookup::of<kType>();
+struct ByteUpcast {
+  Fp8Lookup lookup = Fp8Lookup::of<kType>();
+
+  FOLIO_INLINE_MEMBER void in_order(__m512i fp8, __m512i& first, __m512i& second) const {
+    // vpunpck takes the lower half of each 128 bits, then the upper: the permutation brings the quarters there.
+    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+    lookup.upcast(_mm512_permutexvar_epi64(order, fp8), first, second);
+  }
+};
+
+template <>
+struct ByteUpcast<DType::kInt8> {
+  FOLIO_INLINE_MEMBER void in_order(__m512i int8, __m512i& first, __m512i& second) const {
+    first = upcast(_mm512_castsi512_si256(int8));
+    second = upcast(_mm512_extracti64x4_epi64(int8, 1));
+  }
+
+ private:
+  FOLIO_INLINE_MEMBER static __m512i upcast(__m256i pairs) {
+    const IntVec words = zero_extend_halves(reinterpret_cast<HalfVec>(pairs));
+    const Vec even = to_float((words << 24) >> 24);
+    const Vec odd = to_float((words << 16) >> 24);
+    return reinterpret_cast<__m512i>(join_upper_halves(bits(even), bits(odd)));
+  }
+};
+
+/// Upcasts n bytes (a multiple of 8) to bfloat16, in order. Writes whole lines of 32, with zeros beyond n.
+template <DType kType>
+static inline void upcast_byte_row(const unsigned char* from, int32_t n, unsigned char* to) {
+  const ByteUpcast<kType> upcast;
   for (int32_t i = 0; i < n; i += 64, from += 64, to += 128) {
     const int32_t left = n - i;
     const __m512i line =
         left >= 64 ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi8(~uint64_t{0} >> (64 - left), from);
     __m512i first;
     __m512i second;
-    upcast_fp8_in_order(lookup, line, first, second);
+    upcast.in_order(line, first, second);
     store(to, first);
     if (left > 32) store(to + 64, second);
   }
@@ -56,9 +93,11 @@ static inline void upcast_fp8_row(const unsigned char* from, int32_t n, unsigned
 /// n elements of a row (a multiple of 8) as element16 has them, and zeros up to the next whole line of 32.
 static inline void copy_elements(const KvOperand& kv, const unsigned char* from, int32_t n, unsigned char* to) {
   if (kv.dtype == DType::kFloat8E4M3) {
-    upcast_fp8_row<DType::kFloat8E4M3>(from, n, to);
+    upcast_byte_row<DType::kFloat8E4M3>(from, n, to);
   } else if (kv.dtype == DType::kFloat8E5M2) {
-    upcast_fp8_row<DType::kFloat8E5M2>(from, n, to);
+    upcast_byte_row<DType::kFloat8E5M2>(from, n, to);
+  } else if (holds_int8(kv)) {
+    upcast_byte_row<DType::kInt8>(from, n, to);
   } else {
     const int32_t bytes = n * kBf16Bytes;
     __builtin_memcpy(to, from, static_cast<size_t>(bytes));
@@ -94,6 +133,11 @@ FOLIO_INLINE bool in_one_page(const KvOperand& kv, int32_t local, int32_t count)
   return kv.pages != nullptr && local / kv.page_size == (local + count - 1) / kv.page_size;
 }
 
+/// NaN without a payload, which rounding to bfloat16 (pack_bfloat16) could carry out of it.
+FOLIO_INLINE Vec with_plain_nan(Vec value) {
+  return _mm512_mask_mov_ps(value, _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q), splat(__builtin_nanf("")));
+}
+
 /// Pairs of float16 as pairs of bfloat16 whose sums they are, exactly: a float16 has 11 significant bits, `high` the
 /// first 8 of them and `low` the others. Of NaN and infinity `low` is 0. Float16's exponents fit bfloat16's.
 FOLIO_INLINE void split_pairs(IntVec pairs, IntVec& high, IntVec& low) {
@@ -106,11 +150,8 @@ FOLIO_INLINE void split_pairs(IntVec pairs, IntVec& high, IntVec& low) {
   const __mmask16 odd_finite = _mm512_cmp_ps_mask(odd_rest, odd_rest, _CMP_ORD_Q);
   const IntVec even_low = bits(Vec(_mm512_maskz_mov_ps(even_finite, even_rest)));
   const IntVec odd_low = bits(Vec(_mm512_maskz_mov_ps(odd_finite, odd_rest)));
-  const auto joined = [&](IntVec e, IntVec o) __attribute__((always_inline)) {
-    return reinterpret_cast<IntVec>(_mm512_maskz_srli_epi32(0xffff, reinterpret_cast<__m512i>(e), 16)) | (o & upper);
-  };
-  high = joined(bits(even), bits(odd));
-  low = joined(even_low, odd_low);
+  high = join_upper_halves(bits(even), bits(odd));
+  low = join_upper_halves(even_low, odd_low);
 }
 
 /// NaN and infinity among 32 bfloat16.
@@ -204,10 +245,11 @@ static inline void interleave_bf16(const unsigned char* even, const unsigned cha
   }
 }
 
-/// The same of fp8 rows.
+/// The same of rows of bytes.
 template <DType kType>
-static inline void interleave_fp8(const unsigned char* even, const unsigned char* odd, int32_t dim, unsigned char* to) {
-  const Fp8Lookup lookup = Fp8Lookup::of<kType>();
+static inline void interleave_bytes(const unsigned char* even, const unsigned char* odd, int32_t dim,
+                                    unsigned char* to) {
+  const ByteUpcast<kType> upcast;
   const __m512i order = load<__m512i>(kAlternateBytes.of);
   for (int32_t d = 0; d < dim; d += 32, to += 128) {
     const uint64_t some = bit_range(0, smaller(dim - d, 32));
@@ -215,7 +257,7 @@ static inline void interleave_fp8(const unsigned char* even, const unsigned char
     const __m512i b = _mm512_maskz_loadu_epi8(some, odd + d);
     __m512i first;
     __m512i second;
-    upcast_fp8_in_order(lookup, _mm512_permutex2var_epi8(a, order, b), first, second);
+    upcast.in_order(_mm512_permutex2var_epi8(a, order, b), first, second);
     store_pairs(first, second, dim - d, to);
   }
 }
@@ -223,9 +265,11 @@ static inline void interleave_fp8(const unsigned char* even, const unsigned char
 FOLIO_INLINE void interleave_rows(const KvOperand& kv, const unsigned char* even, const unsigned char* odd, int32_t dim,
                                   unsigned char* to) {
   if (kv.dtype == DType::kFloat8E4M3) {
-    interleave_fp8<DType::kFloat8E4M3>(even, odd, dim, to);
+    interleave_bytes<DType::kFloat8E4M3>(even, odd, dim, to);
   } else if (kv.dtype == DType::kFloat8E5M2) {
-    interleave_fp8<DType::kFloat8E5M2>(even, odd, dim, to);
+    interleave_bytes<DType::kFloat8E5M2>(even, odd, dim, to);
+  } else if (holds_int8(kv)) {
+    interleave_bytes<DType::kInt8>(even, odd, dim, to);
   } else {
     interleave_bf16(even, odd, dim, to);
   }
@@ -315,9 +359,23 @@ static inline void produce_v(const WorkTileParams& work, TileOperands& operands)
     operands.values[h] = {copy, copy_stride};
     // Float16: also where every row sees the token. An infinity times the low term of a p would add up to NaN.
     const bool split = holds_float16(kv);
-    const bool any =
-        split ? split_lines(copy, kHalfTokens / 2 * copy_stride, low_value_bytes(work.head_dim_v)) : !operands.uniform;
+    const bool any = split ? split_lines(copy, kHalfTokens / 2 * copy_stride, low_value_bytes(work.head_dim_v))
+                           : !operands.uniform && !holds_int8(kv);
     if (any) operands.non_finite |= uint64_t{zero_non_finite(work, copy)} << first;
+  }
+}
+
+/// Copies the scales of an int8 KV tile's tokens. Those outside [begin, end) stay as they were: nobody reads them.
+static inline void produce_token_scales(const KvOperand& kv, const TileOperands& operands) {
+  const KvTile& tile = operands.tile;
+  for (int32_t t = tile.begin; t < tile.end;) {
+    const Place place = place_of(kv, tile.first + t);
+    const int32_t count = smaller(tile.end - t, kv.page_size - place.slot);
+    copy_token_scales(kv, place.page, place.slot, t, count, operands.scales);
+    t += count;
+  }
+  for (int32_t t = 0; t < kTileTokens; t += kLanes) {
+    store(operands.scales.v + t, with_plain_nan(load<Vec>(operands.scales.v + t)));
   }
 }
 

@@ -185,12 +185,23 @@ FOLIO_INLINE Vec rest_of_bfloat16(Vec value) {
   return value - from_bits(wrapping_sum(bits(value), splat_int(0x8000)) & splat_int(-65536));
 }
 
-/// p[term][row block][half][row][token] = exp2(logit - row_max) * value scale in bfloat16, 0 for masked tokens; halves
-/// that no row of the work tile attends to are left out. kTerms 2: the low term is what rounding left, rounded itself.
-template <bool kMasked, bool kScaled, int kTerms, class Pipeline>
+/// The factors of values that P takes: v_scale, which is the row's, and the scales of int8 tokens.
+enum class ValueScales { kNone, kOfRows, kOfRowsAndTokens };
+
+/// The scores of a KV tile's stored int8 keys become those of the keys.
+FOLIO_INLINE void scale_token_scores(const TileOperands& operands, float* scores) {
+  for (int32_t t = operands.tile.begin; t < operands.tile.end; ++t) {
+    store(scores + t * kRowBlock, load<Vec>(scores + t * kRowBlock) * splat(operands.scales.k[t]));
+  }
+}
+
+/// p[term][row block][half][row][token] = exp2(logit - row_max) * value scales in bfloat16, 0 for masked tokens, whose
+/// scales may be NaN; halves that no row of the work tile attends to are left out. kTerms 2: the low term is what
+/// rounding left, rounded itself.
+template <bool kMasked, ValueScales kScales, int kTerms, class Pipeline>
 static TileSum exponentiate(const TileOperands& operands, const RowBlockMask& mask, const RowBlockMax& max,
                             const float* scores, const float* value_scales, uint16_t* p, Pipeline& pipeline) {
-  const Vec value_scale = kScaled ? load<Vec>(value_scales) : splat(1.0f);
+  const Vec value_scale = kScales != ValueScales::kNone ? load<Vec>(value_scales) : splat(1.0f);
   const Vec base = -max.row_max;
   Vec even_sum{};
   Vec odd_sum{};
@@ -214,9 +225,12 @@ static TileSum exponentiate(const TileOperands& operands, const RowBlockMask& ma
       if constexpr (!kMasked) biased_exponents = or_of(biased_exponents, even_exponent, odd_exponent);
       even_sum += even;
       odd_sum += odd;
-      if constexpr (kScaled) {
+      if constexpr (kScales == ValueScales::kOfRows) {
         even *= value_scale;
         odd *= value_scale;
+      } else if constexpr (kScales == ValueScales::kOfRowsAndTokens) {
+        even = _mm512_maskz_mul_ps(visible_even, even, value_scale * splat(operands.scales.v[t]));
+        odd = _mm512_maskz_mul_ps(visible_odd, odd, value_scale * splat(operands.scales.v[t + 1]));
       }
       pairs[j] = pack_bfloat16(even, odd);
       if constexpr (kTerms == 2) low_pairs[j] = pack_bfloat16(rest_of_bfloat16(even), rest_of_bfloat16(odd));

@@ -1,7 +1,10 @@
 
 #include <array>
+#include <cmath>
+#include <span>
 
 #include "kernels/cpu/avx512/collective.hpp"
+#include "kernels/cpu/avx512/costs.hpp"
 #include "kernels/cpu/common/kernel.hpp"
 
 namespace folio::inline v0::kernels::avx512 {
@@ -20,8 +23,10 @@ std::string needs_bf16(const platform::CpuFeatures& features) {
 
 /// Cores with AVX512-FP16 (Golden Cove and its successors) issue a dot product of bfloat16 pairs every second to third
 /// cycle, slower than the two float32 multiply-adds that it replaces; Zen 4 and 5 issue it like one of them.
-bool has_fast_bf16(const platform::CpuFeatures& features, const AttentionConfig&) {
-  return !features.avx512_fp16;
+double bf16_cost(const platform::CpuFeatures& features, const AttentionConfig& config, double rows) {
+  const std::span<const cpu::CostLine> lines = features.avx512_fp16 ? std::span(kSlowBf16Costs) : kFastBf16Costs;
+  const double of_pairs = cpu::cost(lines, config, rows);
+  return std::isfinite(of_pairs) ? of_pairs : cpu::cost(kCosts, config, rows);  // others have the GEMMs of avx512
 }
 
 bool is_bf16_or_fp8(DType dtype) {
@@ -38,13 +43,13 @@ DType p_dtype_of_bf16(const AttentionConfig& config) {
 
 std::span<const AttentionKernel* const> attention_kernels() {
   static const AttentionKernel bf16 = [] {
-    AttentionKernel kernel = cpu::attention_kernel<kBf16Collective>("avx512-bf16", needs_bf16, KvFormat::kCpuPacked);
-    kernel.preferred = has_fast_bf16;
+    AttentionKernel kernel = cpu::attention_kernel<kBf16Collective, kFastBf16Costs>("avx512-bf16", needs_bf16);
+    kernel.cost = bf16_cost;
     kernel.p_dtype = p_dtype_of_bf16;
     return kernel;
   }();
-  static const AttentionKernel plain = cpu::attention_kernel<kCollective>("avx512", needs_vbmi, KvFormat::kCpuPacked);
-  static const std::array<const AttentionKernel*, 2> all{&bf16, &plain};
+  static const AttentionKernel plain = cpu::attention_kernel<kCollective, kCosts>("avx512", needs_vbmi);
+  static const std::array<const AttentionKernel*, 2> all{&plain, &bf16};
   return all;
 }
 

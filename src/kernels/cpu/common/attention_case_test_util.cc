@@ -16,6 +16,7 @@ namespace folio::inline v0::kernels::testing {
 namespace {
 
 constexpr unsigned char kPoison = 0xff;  // every float type reads NaN from bytes of all ones
+constexpr float kInt8Deviation = 40.0f;  // of an int8 cache's numbers, which go to 127
 
 int64_t rows_of(const scheduler::testing::OwnedBatch& batch, size_t s) {
   const auto& indptr = batch.segments[s].group_indptr;
@@ -58,12 +59,35 @@ AttentionCase::AttentionCase(const AttentionConfig& config, scheduler::testing::
   args_.sm_scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim_qk));
 }
 
-float AttentionCase::random_value() {
-  return std::normal_distribution<float>(0.0f, options_.magnitude)(random_);
+float AttentionCase::random_value(DType dtype) {
+  return std::normal_distribution<float>(0.0f, dtype == DType::kInt8 ? kInt8Deviation : options_.magnitude)(random_);
 }
 
 void AttentionCase::store_values(unsigned char* data, DType dtype, int64_t first, int64_t step, int32_t count) {
-  for (int32_t d = 0; d < count; ++d) store_from_float(data, dtype, first + d * step, random_value());
+  for (int32_t d = 0; d < count; ++d) store_from_float(data, dtype, first + d * step, random_value(dtype));
+}
+
+void AttentionCase::lay_out_token_scales(KvCacheView& cache, OwnedArgs& memory) const {
+  const int64_t heads = cache.num_kv_heads;
+  const int64_t gap = 3;
+  const auto lay_out = [&](std::vector<float>& scales) {
+    scales.assign(static_cast<size_t>(cache.num_pages * (cache.page_size * heads + gap)),
+                  std::numeric_limits<float>::quiet_NaN());
+    return TokenScales{scales.data(), options_.hnd ? KvStrides{cache.page_size * heads + gap, 1, cache.page_size}
+                                                   : KvStrides{cache.page_size * heads + gap, heads, 1}};
+  };
+  cache.k_token_scales = lay_out(memory.k_token_scales);
+  cache.v_token_scales = options_.v_aliases_k ? cache.k_token_scales : lay_out(memory.v_token_scales);
+}
+
+void AttentionCase::fill_token_scales(const KvCacheView& cache, int64_t page, int64_t slot) {
+  std::uniform_real_distribution<float> unit(0.5f, 1.5f);
+  for (const TokenScales* const scales : {&cache.k_token_scales, &cache.v_token_scales}) {
+    for (int64_t h = 0; h < cache.num_kv_heads; ++h) {
+      scales->data[page * scales->strides.page + slot * scales->strides.token + h * scales->strides.head] =
+          unit(random_) * options_.magnitude / kInt8Deviation;
+    }
+  }
 }
 
 Scale AttentionCase::make_scale(std::vector<float>& values, int32_t rows) {
@@ -162,6 +186,7 @@ void AttentionCase::fill_segment(size_t s) {
     memory.v.assign(static_cast<size_t>(cache.num_pages * cache.v_strides.page * size_of(config_.kv)), kPoison);
     cache.v = memory.v.data();
   }
+  if (config_.kv == DType::kInt8) lay_out_token_scales(cache, memory);
   std::vector<int32_t> pages(static_cast<size_t>(cache.num_pages));
   std::iota(pages.begin(), pages.end(), 0);
   std::shuffle(pages.begin(), pages.end(), random_);
@@ -180,6 +205,7 @@ void AttentionCase::fill_segment(size_t s) {
       const int64_t page =
           memory.indices[memory.indices.size() - static_cast<size_t>(count) + static_cast<size_t>(t / page_size)];
       const int64_t slot = t % page_size;
+      if (config_.kv == DType::kInt8) fill_token_scales(cache, page, slot);
       for (int32_t h = 0; h < heads; ++h) {
         store_values(memory.k.data(), config_.kv,
                      page * cache.k_strides.page + slot * cache.k_strides.token + h * cache.k_strides.head, 1, qk);
@@ -310,8 +336,15 @@ std::vector<double> AttentionCase::mean_abs_v() {
     const bool ragged = batch_.segments[s].source == KvSource::kRagged;
     const bool aliased = !ragged && segments[s].cache.v == segments[s].cache.k;
     std::vector<unsigned char>& bytes = values.emplace_back(aliased ? memory_[s].k : memory_[s].v);
-    const auto element = static_cast<size_t>(size_of(ragged ? config_.ragged_kv : config_.kv));
-    for (size_t i = element - 1; i < bytes.size(); i += element) bytes[i] &= 0x7f;  // the sign
+    const DType dtype = ragged ? config_.ragged_kv : config_.kv;
+    const auto element = static_cast<size_t>(size_of(dtype));
+    for (size_t i = element - 1; i < bytes.size(); i += element) {
+      if (dtype != DType::kInt8) {
+        bytes[i] &= 0x7f;  // the sign
+      } else if (bytes[i] >= 0x80) {
+        bytes[i] = static_cast<unsigned char>(std::min(0x100 - bytes[i], 0x7f));
+      }
+    }
     if (ragged) {
       segments[s].ragged.v.data = bytes.data();
     } else {

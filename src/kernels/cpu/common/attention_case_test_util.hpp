@@ -32,6 +32,7 @@ struct OwnedArgs {
   std::vector<unsigned char> k, v;
   std::vector<int32_t> indptr, indices;
   std::vector<float> k_scale, v_scale;
+  std::vector<float> k_token_scales, v_token_scales;  ///< of int8 caches; v's are k's where V aliases K
 };
 
 class AttentionCase {
@@ -71,13 +72,17 @@ class AttentionCase {
  private:
   void fill_queries();
   void fill_segment(size_t s);
+  /// Scales of NaN, [page][head][slot] or [page][slot][head], for the whole of an int8 cache.
+  void lay_out_token_scales(KvCacheView& cache, OwnedArgs& memory) const;
+  /// Random scales of one slot's heads.
+  void fill_token_scales(const KvCacheView& cache, int64_t page, int64_t slot);
   void fill_mask();
   /// One worker after the other claims a few work tiles, until none is left.
   void run_workers(const AttentionKernel& kernel, AttentionParams params) const;
   /// The attention of |V|, component by component: how far the rounding of P moves an output.
   std::vector<double> mean_abs_v();
   Scale make_scale(std::vector<float>& values, int32_t rows);
-  float random_value();
+  float random_value(DType dtype);
   void store_values(unsigned char* data, DType dtype, int64_t first, int64_t step, int32_t count);
 
   AttentionConfig config_;

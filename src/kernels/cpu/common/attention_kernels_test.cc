@@ -164,7 +164,7 @@ TEST_P(CpuKernels, SayWhatTheyRefuseAndWhatTheyTake) {
 }
 
 #if defined(__aarch64__)
-TEST(KernelsOfAArch64, Bf16_WhereTheCpuHasBfdot_IsPreferredToTheBaseline) {
+TEST(KernelsOfAArch64, Bf16_WhereTheCpuHasBfmmla_IsPreferredToTheBaseline) {
   const std::span<const AttentionKernel* const> all = cpu_attention_kernels();
   ASSERT_EQ(all.size(), 2u);
   EXPECT_STREQ(all[0]->name, "generic-bf16");

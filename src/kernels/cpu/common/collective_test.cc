@@ -26,7 +26,7 @@ struct Named {
   const char* name;
   const Collective* collective;
   bool available;
-  // What takes bfloat16 below 2^-126 for zero, as VDPBF16PS and BFDOT do.
+  // What takes bfloat16 below 2^-126 for zero, as VDPBF16PS and BFMMLA do.
   bool flushes_keys = false;
   bool flushes_values = false;
 };

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <type_traits>
-
 #include "folio/types/dtype.hpp"
 #include "kernels/cpu/common/vec.hpp"
 
@@ -66,28 +64,23 @@ FOLIO_INLINE constexpr bool is_fp8_type(DType dtype) {
   return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2;
 }
 
-/// A register of elements from `data` on: kLanes of them as floats, or bfloat16 as they are (PairVec).
-template <DType kType, typename Register = Vec>
-FOLIO_INLINE Register load_elements(const unsigned char* data) {
-  if constexpr (std::is_same_v<Register, PairVec>) {
-    static_assert(kType == DType::kBFloat16);
-    return load<PairVec>(data);
-  } else {
-    if constexpr (kType == DType::kFloat32) return load<Vec>(data);
-    if constexpr (kType == DType::kFloat16) return upcast_float16(load<HalfVec>(data));
-    if constexpr (kType == DType::kBFloat16) return upcast_bfloat16(load<HalfVec>(data));
-    if constexpr (kType == DType::kFloat8E4M3) return upcast_fp8_e4m3(load<ByteVec>(data));
-    if constexpr (kType == DType::kFloat8E5M2) return upcast_fp8_e5m2(load<ByteVec>(data));
-    if constexpr (kType == DType::kInt8) return upcast_int8(load<ByteVec>(data));
-  }
+/// kLanes elements from `data` on.
+template <DType kType>
+FOLIO_INLINE Vec load_elements(const unsigned char* data) {
+  if constexpr (kType == DType::kFloat32) return load<Vec>(data);
+  if constexpr (kType == DType::kFloat16) return upcast_float16(load<HalfVec>(data));
+  if constexpr (kType == DType::kBFloat16) return upcast_bfloat16(load<HalfVec>(data));
+  if constexpr (kType == DType::kFloat8E4M3) return upcast_fp8_e4m3(load<ByteVec>(data));
+  if constexpr (kType == DType::kFloat8E5M2) return upcast_fp8_e5m2(load<ByteVec>(data));
+  if constexpr (kType == DType::kInt8) return upcast_int8(load<ByteVec>(data));
 }
 
-/// The same of only `count` elements, then zeros. Reads nothing beyond them.
-template <DType kType, typename Register = Vec>
-FOLIO_INLINE Register load_some(const unsigned char* data, int32_t count) {
+/// `count` < kLanes elements, then zeros. Reads nothing beyond them.
+template <DType kType>
+FOLIO_INLINE Vec load_some(const unsigned char* data, int32_t count) {
   unsigned char padded[4 * kLanes] = {};
   __builtin_memcpy(padded, data, static_cast<size_t>(count * element_bytes(kType)));
-  return load_elements<kType, Register>(padded);
+  return load_elements<kType>(padded);
 }
 
 /// One token of kLanes pairs: element 2 * i + kOdd of `data` in lane i. For 16-bit types a pair is one 32-bit word.

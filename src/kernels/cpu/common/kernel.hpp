@@ -5,6 +5,7 @@
 
 #include "kernels/attention_kernel.hpp"
 #include "kernels/cpu/common/config.hpp"
+#include "kernels/cpu/common/costs.hpp"
 #include "scheduler/plan_view.hpp"
 
 /// The host side that all CPU kernels share. A kernel is a Collective (config.hpp), compiled for one instruction set,
@@ -59,9 +60,9 @@ void clear(const SoftmaxState& state, int32_t rows, int32_t v_stride);
 void run_epilogue(const Collective& collective, const AttentionParams& params, const scheduler::WorkTile& tile,
                   const SoftmaxState& state, int32_t v_stride);
 
-template <const Collective& kCollective>
-AttentionKernel attention_kernel(const char* name, std::string (*unavailable)(const platform::CpuFeatures&),
-                                 KvFormat best_format) {
+/// `kCosts`: an array of CostLine.
+template <const Collective& kCollective, const auto& kCosts>
+AttentionKernel attention_kernel(const char* name, std::string (*unavailable)(const platform::CpuFeatures&)) {
   return {.name = name,
           .unavailable = unavailable,
           .refusal =
@@ -76,8 +77,9 @@ AttentionKernel attention_kernel(const char* name, std::string (*unavailable)(co
                             int32_t combine_tile) noexcept { cpu::run_combine(kCollective, params, combine_tile); },
           .tile_cost = 4,  // a KV tile of a few rows waits for memory as long as four rows compute
           .row_cost = 1,
-          .heads_together = [](const AttentionConfig&) { return kCollective.min_rows_of_heads > 0 ? kMaxHeads : 1; },
-          .best_format = best_format};
+          .cost = [](const platform::CpuFeatures&, const AttentionConfig& config,
+                     double rows) { return cpu::cost(kCosts, config, rows); },
+          .heads_together = [](const AttentionConfig&) { return kCollective.min_rows_of_heads > 0 ? kMaxHeads : 1; }};
 }
 
 }  // namespace folio::inline v0::kernels::cpu

@@ -23,6 +23,18 @@ inline CaseOptions all_features() {
   return options;
 }
 
+/// Overwrites the scales of one token's K (`values` false) or V in the first segment's int8 cache, all heads.
+inline void overwrite_token_scale(AttentionCase& subject, int32_t request, int32_t token, bool values, float scale) {
+  const SegmentArgs& args = subject.args().segments[0];
+  const KvCacheView& cache = args.cache;
+  const TokenScales& scales = values ? cache.v_token_scales : cache.k_token_scales;
+  const int64_t page = args.table.indices[args.table.indptr[request] + token / cache.page_size];
+  for (int32_t h = 0; h < cache.num_kv_heads; ++h) {
+    scales.data[page * scales.strides.page + token % cache.page_size * scales.strides.token + h * scales.strides.head] =
+        scale;
+  }
+}
+
 /// Overwrites one token's K (`values` false) or V, all heads, in the first segment.
 inline void overwrite(AttentionCase& subject, int32_t request, int32_t token, bool values, float value) {
   const SegmentArgs& args = subject.args().segments[0];

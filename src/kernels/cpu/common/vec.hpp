@@ -51,7 +51,7 @@ using Vec = float __attribute__((vector_size(4 * FOLIO_VEC_LANES)));
 using IntVec = int32_t __attribute__((vector_size(4 * FOLIO_VEC_LANES)));
 using HalfVec = uint16_t __attribute__((vector_size(2 * FOLIO_VEC_LANES)));
 using ByteVec = uint8_t __attribute__((vector_size(FOLIO_VEC_LANES)));
-using PairVec = uint16_t __attribute__((vector_size(4 * FOLIO_VEC_LANES)));  ///< two bfloat16 in each lane
+using Bf16Vec = uint16_t __attribute__((vector_size(4 * FOLIO_VEC_LANES)));  ///< bfloat16 as stored
 using Quad = float __attribute__((vector_size(16)));
 
 template <typename Result>
@@ -168,14 +168,13 @@ FOLIO_INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
 }
 
 #if defined(FOLIO_VEC_NEON) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-inline constexpr bool kMultipliesPairs = true;
-/// Each lane of c plus its two products of bfloat16, by BFDOT: products are exact, their sum and then the sum with c
-/// are rounded to odd, denormals are taken as 0 and flushed to 0 (unless FPCR.EBF is set).
-FOLIO_INLINE Vec multiply_add(PairVec a, PairVec b, Vec c) {
-  return vbfdotq_f32(c, reinterpret_cast<bfloat16x8_t>(a), reinterpret_cast<bfloat16x8_t>(b));
+#define FOLIO_VEC_BFMMLA
+/// c + a b^T by BFMMLA: a and b are blocks of 2 rows of 4 bfloat16, c of 2 x 2 floats. Each sum takes its four products
+/// two by two: products are exact, the sum of two and then its sum with c are rounded to odd, denormals are taken as 0
+/// and flushed to 0 (unless FPCR.EBF is set).
+FOLIO_INLINE Vec multiply_add_2x2(Bf16Vec a, Bf16Vec b, Vec c) {
+  return vbfmmlaq_f32(c, reinterpret_cast<bfloat16x8_t>(a), reinterpret_cast<bfloat16x8_t>(b));
 }
-#else
-inline constexpr bool kMultipliesPairs = false;
 #endif
 
 /// The larger; `b` where either is NaN.

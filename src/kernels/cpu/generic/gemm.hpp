@@ -3,15 +3,13 @@
 #include "kernels/cpu/common/gemm.hpp"
 #include "kernels/cpu/generic/producer.hpp"
 
-/// GEMM0 and GEMM1 of the portable kernel; common/gemm.hpp says in which order they add. GEMM0 multiplies floats or,
-/// where the instruction set has it and Q and K are bfloat16 without rounding, pairs of bfloat16 (PairVec).
+/// GEMM0 and GEMM1 of the portable kernel; common/gemm.hpp says in which order they add.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
-/// One block of GEMM0, of registers of floats (Vec) or pairs of bfloat16 (PairVec). key(token, d) gives a register of a
-/// key's components from d on; `dim` is the padded dimension. scores[i * kTileTokens + j] is row i's with token j.
-template <int kRows, typename Register, typename Component, typename Key>
-FOLIO_INLINE void qk_block(const Component* q, int32_t q_stride, int32_t dim, Key key, float* scores) {
-  constexpr auto kDims = static_cast<int32_t>(sizeof(Register) / sizeof(Component));
+/// One block of GEMM0. key(token, d) gives kLanes components of a key from d on, upcast; `dim` is the padded dimension.
+/// scores[i * kTileTokens + j] is row i's with token j.
+template <int kRows, typename Key>
+FOLIO_INLINE void qk_block(const float* q, int32_t q_stride, int32_t dim, Key key, float* scores) {
   constexpr int kTokens = kScoreTokens<kRows>;
   constexpr int kMostStep = kBlockScores > kLanes ? 8 : 4;
   constexpr int kStep = kTokens < kMostStep ? kTokens : kMostStep;  // tokens in registers together
@@ -19,13 +17,13 @@ FOLIO_INLINE void qk_block(const Component* q, int32_t q_stride, int32_t dim, Ke
 #pragma GCC unroll 16
   for (int first = 0; first < kTokens; first += kStep) {
     Vec part[kRows][kStep] = {};
-    for (int32_t d = 0; d < dim; d += kDims) {
-      Register rows[kRows];
+    for (int32_t d = 0; d < dim; d += kLanes) {
+      Vec rows[kRows];
 #pragma GCC unroll 4
-      for (int i = 0; i < kRows; ++i) rows[i] = load<Register>(q + i * q_stride + d);
+      for (int i = 0; i < kRows; ++i) rows[i] = load<Vec>(q + i * q_stride + d);
 #pragma GCC unroll 8
       for (int j = 0; j < kStep; ++j) {
-        const Register token = key(first + j, d);
+        const Vec token = key(first + j, d);
 #pragma GCC unroll 4
         for (int i = 0; i < kRows; ++i) part[i][j] = multiply_add(rows[i], token, part[i][j]);
       }
@@ -52,9 +50,8 @@ FOLIO_INLINE void qk_block(const Component* q, int32_t q_stride, int32_t dim, Ke
   }
 }
 
-/// Rows [r, r + kRows) with every token of a KV tile; K is upcast on load, or multiplied as it is.
-/// Inside the mainloop, which gcc would prefer where pairs make it short, addresses would not fit the registers.
-template <DType kType, typename Register, int kRows>
+/// Rows [r, r + kRows) with every token of a KV tile; K is upcast on load.
+template <DType kType, int kRows>
 __attribute__((noinline)) static void qk_block_from_cache(const WorkTileParams& work, int32_t r,
                                                           const unsigned char* const* k_rows,
                                                           const Prefetch& prefetch) {
@@ -64,22 +61,20 @@ __attribute__((noinline)) static void qk_block_from_cache(const WorkTileParams& 
   for (int32_t t = 0; t < kTileTokens; t += kTokens) {
     for (int32_t j = 0; j < kTokens; ++j) prefetch.issue(t + j);
     const unsigned char* const* const rows = k_rows + t;
-    const QueryRows<Register> q = query_rows<Register>(work, r);
+    const float* const q = work.scratch.q + r * work.qk_stride;
     float* const scores = work.scratch.p + r * kTileTokens + t;
-    if (std::is_same_v<Register, PairVec> || whole == padded) {  // head dimensions are multiples of 8
-      qk_block<kRows, Register>(
-          q.data, q.stride, padded,
-          [&](int j, int32_t d) __attribute__((always_inline)) {
-            return load_elements<kType, Register>(rows[j] + d * element_bytes(kType));
-          },
+    if (whole == padded) {
+      qk_block<kRows>(
+          q, work.qk_stride, padded,
+          [&](int j, int32_t d)
+              __attribute__((always_inline)) { return load_elements<kType>(rows[j] + d * element_bytes(kType)); },
           scores);
     } else {
-      qk_block<kRows, Register>(
-          q.data, q.stride, padded,
+      qk_block<kRows>(
+          q, work.qk_stride, padded,
           [&](int j, int32_t d) __attribute__((always_inline)) {
             const unsigned char* const at = rows[j] + d * element_bytes(kType);
-            return d < whole ? load_elements<kType, Register>(at)
-                             : load_some<kType, Register>(at, work.head_dim_qk - d);
+            return d < whole ? load_elements<kType>(at) : load_some<kType>(at, work.head_dim_qk - d);
           },
           scores);
     }
@@ -102,7 +97,7 @@ static void qk_from_upcast(const WorkTileParams& work, int32_t first, const unsi
       if (work.rope != nullptr) rotate(work, key_position(work.kv, int64_t{first} + t + j), k + j * stride);
     }
     for (int32_t r = 0; r < work.num_rows; r += kBlockRows) {
-      qk_block<kBlockRows, Vec>(
+      qk_block<kBlockRows>(
           work.scratch.q + r * stride, stride,
           stride, [&](int j, int32_t d) __attribute__((always_inline)) { return load<Vec>(k + j * stride + d); },
           work.scratch.p + r * kTileTokens + t);
@@ -190,18 +185,16 @@ static void upcast_v(const WorkTileParams& work, const LocatedTile& located, con
   }
 }
 
-template <DType kType, typename Register>
+template <DType kType>
 FOLIO_INLINE void gemm_qk(const WorkTileParams& work, const LocatedTile& located, const Prefetch& prefetch) {
   const unsigned char* const* const k = located.rows.k;
-  if constexpr (std::is_same_v<Register, Vec>) {  // pairs are multiplied as they are: there is no upcast to share
-    if (work.num_rows > kMaxDirectRows || work.rope != nullptr)
-      return qk_from_upcast<kType>(work, located.tile.first, k, prefetch);
-  }
+  if (work.num_rows > kMaxDirectRows || work.rope != nullptr)
+    return qk_from_upcast<kType>(work, located.tile.first, k, prefetch);
   int32_t r = 0;
   Prefetch once = prefetch;
-  for (; work.num_rows - r > 2; r += 4, once = {}) qk_block_from_cache<kType, Register, 4>(work, r, k, once);
-  if (work.num_rows - r == 2) qk_block_from_cache<kType, Register, 2>(work, r, k, once);
-  if (work.num_rows - r == 1) qk_block_from_cache<kType, Register, 1>(work, r, k, once);
+  for (; work.num_rows - r > 2; r += 4, once = {}) qk_block_from_cache<kType, 4>(work, r, k, once);
+  if (work.num_rows - r == 2) qk_block_from_cache<kType, 2>(work, r, k, once);
+  if (work.num_rows - r == 1) qk_block_from_cache<kType, 1>(work, r, k, once);
 }
 
 template <DType kType, bool kPairs>

@@ -3,7 +3,7 @@
 #include "folio/types/ds_mla.hpp"
 #include "kernels/cpu/common/producer.hpp"
 
-/// Rows of KvFormat::kFp8DsMla, the rotary embedding of Q and K, and Q as pairs of bfloat16.
+/// Rows of KvFormat::kFp8DsMla, and the rotary embedding of Q and K.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 /// Decodes the rows of a KV tile to floats in scratch memory, and lets `rows` point there: values are the first
@@ -82,42 +82,6 @@ static inline void rotate(const WorkTileParams& work, int64_t position, float* v
     const Vec rotated_y = multiply_add(y, rotation.cosine, x * rotation.sine);
     __builtin_memcpy(vector + d, &rotated_x, bytes);
     __builtin_memcpy(vector + half + d, &rotated_y, bytes);
-  }
-}
-
-/// Rows of Q as GEMM0 reads them.
-template <typename Register>
-struct QueryRows {
-  const float* data;
-  int32_t stride;
-};
-template <>
-struct QueryRows<PairVec> {
-  const uint16_t* data;
-  int32_t stride;
-};
-
-/// Row r of Q as bfloat16.
-FOLIO_INLINE uint16_t* q_pairs(const WorkTileParams& work, int32_t r) {
-  return reinterpret_cast<uint16_t*>(work.scratch.reordered_q + r * work.scratch.reordered_stride);
-}
-
-/// From row r on.
-template <typename Register>
-FOLIO_INLINE QueryRows<Register> query_rows(const WorkTileParams& work, int32_t r) {
-  if constexpr (std::is_same_v<Register, PairVec>) {
-    return {q_pairs(work, r), 2 * work.scratch.reordered_stride};
-  } else {
-    return {work.scratch.q + r * work.qk_stride, work.qk_stride};
-  }
-}
-
-/// Stores Q as bfloat16, which it is by type: the lower half of each float is 0.
-static inline void store_q_pairs(const WorkTileParams& work) {
-  for (int32_t r = 0; r < padded_rows(work.num_rows); ++r) {
-    const float* const q = work.scratch.q + r * work.qk_stride;
-    uint16_t* const pairs = q_pairs(work, r);
-    for (int32_t d = 0; d < work.qk_stride; d += kLanes) store(pairs + d, low_halves(bits(load<Vec>(q + d)) >> 16));
   }
 }
 

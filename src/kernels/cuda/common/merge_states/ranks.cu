@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/common/launch.hpp"
+#include "kernels/cuda/common/merge_states/gather_header.cuh"
 #include "kernels/cuda/common/numeric_conversion.cuh"
 
 namespace folio::inline v0::kernels::cuda {
@@ -31,6 +32,8 @@ __global__ void __launch_bounds__(kThreads) arrange_kernel(const __grid_constant
   const int64_t row_words = params.row_bytes / static_cast<int64_t>(sizeof(Word));
   const int64_t words = params.num_tokens * all * row_words;
   const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (blockIdx.x == 0 && params.sent.to != nullptr) write_header<kThreads>(params.sent);
+  if (blockIdx.x == 0 && threadIdx.x < 32 && params.gathered.first != nullptr) compare_headers(params.gathered);
   for (int64_t at = thread; at < words; at += int64_t{gridDim.x} * kThreads) {
     const int64_t row = at / row_words;
     const auto head = static_cast<int32_t>(row % all);

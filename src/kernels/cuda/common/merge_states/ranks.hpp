@@ -5,6 +5,7 @@
 
 #include "folio/types/attention.hpp"
 #include "folio/types/device.hpp"
+#include "kernels/cuda/common/merge_states/gather_header.hpp"
 
 /// What runs on a GPU around the exchanges of a group of ranks: queries side by side, LSEs, and the weighing, packing
 /// and adding of partial results. All addresses are the device's. Every `enqueue` throws Error(kDeviceError) where the
@@ -40,6 +41,8 @@ struct ArrangeParams {
   float* slopes_to = nullptr;         ///< null: none are wanted
   const std::byte* slopes = nullptr;  ///< slope (rank, head), packed within a rank; null: zeros
   int64_t slopes_rank_stride = 0;
+  SentHeader sent;           ///< written beside the queries of one rank
+  GatheredHeaders gathered;  ///< compared beside the queries of all
 };
 void enqueue(const ArrangeParams& params, Stream stream);
 
