@@ -54,6 +54,7 @@ class GpuKernels {
   virtual void enqueue(const kernels::cuda::SlotParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::ExpandParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::ShardLensParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::TableRowsParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::ConcatParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::TableCheckParams& params, Stream stream) const = 0;
 };

@@ -158,13 +158,15 @@ class DeviceRank {
     seq_lens_.set(whole.seq_lens);
   }
 
-  /// Copies the results of the case's tokens into it.
-  void store(DcpCase& whole) const {
+  /// Copies the results of the case's tokens into it, and says what the kernels rounded p to.
+  void store(DcpCase& whole, const DcpAttention& attention) const {
     static_cast<void>(whole.args(rank_));  // clears the results
     DcpCase::Rank& rank = whole.ranks[static_cast<size_t>(rank_)];
     const auto rows = static_cast<size_t>(whole.tokens() * whole.out_heads());
     out_.get(rank.out.data(), rows * static_cast<size_t>(whole.setup.dim_v * size_of(whole.setup.model)));
     lse_.get(rank.lse.data(), rows * sizeof(float));
+    rank.p_dtype = attention.cached_op().p_dtype() == DType::kFloat32 ? attention.fresh_op().p_dtype()
+                                                                      : attention.cached_op().p_dtype();
   }
 
   DcpArgs& args() { return args_; }
@@ -273,7 +275,7 @@ TEST_F(DcpStepsOnGpu, RunWaitsForNothing) {
       EXPECT_TRUE(gate.open()) << setup.name << ": run waited for its stream";
       step.stream.wait();
       group.meet();
-      step.memory.store(whole);
+      step.memory.store(whole, step.attention);
       EXPECT_NO_THROW(step.attention.check());
       group.meet();
     });
@@ -345,7 +347,7 @@ void replay(const DcpSetup& setup, bool plan_in_graph) {
       graph.launch(step.stream);
       step.stream.wait();
       group.meet();
-      step.memory.store(given);
+      step.memory.store(given, step.attention);
       EXPECT_NO_THROW(step.attention.check()) << setup.name;
       group.meet();
     }

@@ -2,6 +2,7 @@
 #include "folio/distributed/pcp_attention.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <numeric>
 #include <utility>
 
@@ -44,10 +45,7 @@ bool can_gather(const AttentionConfig& config) {
   return config.kv_format != KvFormat::kFp8DsMla && config.kv != DType::kInt8;
 }
 
-void check_config(const Context& context, const PcpConfig& config) {
-  if (context.device().type != DeviceType::kCpu) {
-    core::fail(ErrorCode::kUnsupported, "the context is a GPU's; PcpAttention takes a CPU's");
-  }
+void check_config(const PcpConfig& config) {
   const AttentionConfig& attention = config.attention;
   if (attention.mask == MaskKind::kCustom) {
     core::fail(ErrorCode::kUnsupported, "the mask is a custom one; PcpAttention takes kCausal and kNone");
@@ -73,6 +71,12 @@ void check_config(const Context& context, const PcpConfig& config) {
     core::fail(ErrorCode::kUnsupported, "exchange is kPassKv over a cache of ", attention.kv, " in format ",
                to_string(attention.kv_format), ", which has scales of its own; it takes kPassQ");
   }
+}
+
+/// A GPU's kernels take so many shards as segments.
+bool can_pass_kv(const Context& context, const ProcessGroup& group, const AttentionConfig& config) {
+  return can_gather(config) &&
+         (context.device().type == DeviceType::kCpu || group.size() <= kernels::cuda::kMaxSegments);
 }
 
 /// Partial results are float32 whatever the model's dtype, and sinks belong to the new tokens' pass, once.
@@ -159,7 +163,11 @@ void ChunkKeys::add(int32_t tokens, int32_t page_size, int32_t first_page) {
 }
 
 PcpAttention::PcpAttention(const Context& context, ProcessGroup& group, const PcpConfig& config) {
-  check_config(context, config);
+  check_config(config);
+  if (config.exchange == PcpExchange::kPassKv && !can_pass_kv(context, group, config.attention)) {
+    core::fail(ErrorCode::kUnsupported, "exchange is kPassKv over ", group.size(), " ranks; a GPU's kernels take ",
+               kernels::cuda::kMaxSegments);
+  }
   core::require(group.size() == 1 || group.device() == context.device(),
                 "the group's buffers lie in another memory than the context's");
   PrepareOptions options;
@@ -182,7 +190,9 @@ PcpAttention::PcpAttention(const Context& context, ProcessGroup& group, const Pc
                                                std::move(gathered_buffer)});
   const auto world = static_cast<size_t>(group.size());
   state_->config_digest = digest_of(resolved);
-  state_->can_gather = can_gather(resolved.attention);
+  state_->can_pass_kv = can_pass_kv(context, group, resolved.attention);
+  state_->records.resize(static_cast<size_t>(group.size()));
+  state_->arrays.gathered.resize(static_cast<size_t>(group.size()));
   state_->gathered.resize(world);
   state_->segments.resize(world);
   state_->arguments.resize(world);
@@ -222,7 +232,6 @@ class Step {
         stream_(stream) {}
 
   PcpPlan plan() {
-    check();
     PcpPlan planned;
     planned.num_requests = batch_.num_requests;
     planned.digest = digest();
@@ -238,14 +247,9 @@ class Step {
     plan_fresh(planned);
     if (planned.exchange == PcpExchange::kPassQ) plan_shard(planned);
     if (planned.exchange == PcpExchange::kPassKv) plan_gathered(planned);
+    place_arrays(planned.exchange);
     return planned;
   }
-
- private:
-  std::span<const int32_t> cu_q() const { return {batch_.cu_q, static_cast<size_t>(batch_.num_requests) + 1}; }
-  int32_t q_len(int32_t i) const { return batch_.cu_q[i + 1] - batch_.cu_q[i]; }
-  int32_t first_query(int32_t i) const { return batch_.seq_lens[i] - q_len(i); }
-  OlderRange older(int32_t i) const { return older_range(state_, batch_.all_visible, q_len(i), first_query(i)); }
 
   void check() const {
     core::require(batch_.num_requests >= 0, "num_requests is ", batch_.num_requests);
@@ -265,6 +269,12 @@ class Step {
     for (int32_t i = 0; i < batch_.num_requests; ++i) digest.add(q_len(i)).add(batch_.seq_lens[i]);
     return digest.value();
   }
+
+ private:
+  std::span<const int32_t> cu_q() const { return {batch_.cu_q, static_cast<size_t>(batch_.num_requests) + 1}; }
+  int32_t q_len(int32_t i) const { return batch_.cu_q[i + 1] - batch_.cu_q[i]; }
+  int32_t first_query(int32_t i) const { return batch_.seq_lens[i] - q_len(i); }
+  OlderRange older(int32_t i) const { return older_range(state_, batch_.all_visible, q_len(i), first_query(i)); }
 
   /// This rank's older tokens, and the pages of the rank that has most.
   void find_older() {
@@ -304,7 +314,7 @@ class Step {
 
   PcpExchange choose(const PcpPlan& planned) const {
     if (state_.config.exchange != PcpExchange::kAutomatic) return state_.config.exchange;
-    if (!state_.can_gather || config_.determinism == Determinism::kBatchInvariant) return PcpExchange::kPassQ;
+    if (!state_.can_pass_kv || config_.determinism == Determinism::kBatchInvariant) return PcpExchange::kPassQ;
     return planned.pass_kv_bytes < planned.pass_q_bytes ? PcpExchange::kPassKv : PcpExchange::kPassQ;
   }
 
@@ -419,6 +429,33 @@ class Step {
         folio::plan(state_.gathered_op, view_of(state_.own, state_.segments), state_.gathered_buffer, stream_);
   }
 
+  void place_arrays(PcpExchange exchange) {
+    StepImage& image = state_.image;
+    StepArrays& arrays = state_.arrays;
+    state_.table_row.clear();
+    state_.table_first.clear();
+    const auto add_row = [&](int32_t request) {
+      state_.table_row.push_back(request);
+      const int32_t first = request < 0 ? 0 : state_.older_first[static_cast<size_t>(request)];
+      state_.table_first.push_back(first / config_.page_size);
+    };
+    if (exchange == PcpExchange::kPassQ) std::ranges::for_each(state_.all.request, add_row);
+    for (int32_t i = 0; exchange == PcpExchange::kPassKv && i < batch_.num_requests; ++i) add_row(i);
+    image.clear();
+    arrays.own_slots = image.add(state_.own_slots);
+    arrays.fresh_slots = image.add(state_.fresh_slots);
+    arrays.fresh_indptr = image.add(state_.fresh.indptr);
+    arrays.fresh_indices = image.add(state_.fresh.indices);
+    arrays.table_row = image.add(state_.table_row);
+    arrays.table_first = image.add(state_.table_first);
+    arrays.table_indptr = image.add(state_.table_indptr(exchange));
+    arrays.older_len = image.add(state_.older_len);
+    for (size_t p = 0; exchange == PcpExchange::kPassKv && p < arrays.gathered.size(); ++p) {
+      arrays.gathered[p] = {image.add(state_.gathered[p].indptr), image.add(state_.gathered[p].indices)};
+    }
+    image.place(state_.gpu(), stream_);
+  }
+
   PcpState& state_;
   const AttentionConfig& config_;
   const int32_t world_;
@@ -432,8 +469,35 @@ class Step {
 }  // namespace
 
 PcpPlan PcpAttention::plan(const PcpBatch& batch, Stream stream) {
-  state_->step += 1;
-  return Step(*state_, batch, stream).plan();
+  PcpState& state = *state_;
+  state.step += 1;
+  Step step(state, batch, stream);
+  if (state.gpu() == nullptr || state.world() == 1) {
+    step.check();
+    return step.plan();
+  }
+  PcpPlan planned;
+  std::exception_ptr failure;
+  try {
+    step.check();
+    planned = step.plan();
+  } catch (const std::exception&) {
+    failure = std::current_exception();
+  }
+  agree(*state.group, state.records, planned.digest, failure,
+        {"could not plan this step", "runs another batch or configuration"});
+  return planned;
+}
+
+void StepImage::place(const attention::GpuBackend* gpu, Stream stream) {
+  memory_ = bytes_.data();
+  if (gpu == nullptr) return;
+  if (bytes_.size() > capacity_) {
+    device_ = gpu->allocate(bytes_.size());
+    capacity_ = bytes_.size();
+  }
+  gpu->upload(device_.get(), bytes_.data(), bytes_.size(), stream);
+  memory_ = static_cast<const std::byte*>(device_.get());
 }
 
 }  // namespace folio::inline v0::distributed

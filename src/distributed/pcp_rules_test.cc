@@ -356,6 +356,34 @@ TEST(PcpAttention, PlansAgainOverOtherBatches) {
   EXPECT_EQ(second.wrong_outputs(), "");
 }
 
+TEST(PcpAttention, PagesOfAnySize) {
+  for (const PcpExchange exchange : {PcpExchange::kPassQ, PcpExchange::kPassKv}) {
+    for (const int32_t page_size : {1, 6, 256}) {
+      PcpSetup setup = three_requests();
+      setup.exchange = exchange;
+      setup.whole.world = 3;
+      setup.whole.page_size = page_size;
+      setup.whole.window_left = 50;
+      PcpCase divided(setup);
+      divided.run_in_threads();
+      EXPECT_EQ(divided.wrong_outputs(), "") << page_size;
+    }
+  }
+}
+
+// More ranks than a request has chunks of tokens, and than a GPU's kernels take segments.
+TEST(PcpAttention, ManyRanks) {
+  for (const PcpExchange exchange : {PcpExchange::kPassQ, PcpExchange::kPassKv}) {
+    PcpSetup setup = three_requests();
+    setup.exchange = exchange;
+    setup.whole.world = 11;
+    PcpCase divided(setup);
+    divided.run_in_threads();
+    EXPECT_EQ(divided.wrong_outputs(), "");
+    EXPECT_TRUE(std::ranges::all_of(divided.ranks, [&](const PcpCase::Rank& r) { return r.exchange == exchange; }));
+  }
+}
+
 TEST(PcpAttention, BatchInvariantRowsKeepTheirBits) {
   for (const PcpExchange exchange : {PcpExchange::kAutomatic, PcpExchange::kPassKv}) {
     PcpSetup setup = three_requests();

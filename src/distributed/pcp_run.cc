@@ -14,6 +14,8 @@
 #include "folio/kv_cache.hpp"
 #include "folio/merge.hpp"
 #include "folio/page_table.hpp"
+#include "kernels/cuda/common/merge_states/ranks.hpp"
+#include "kernels/cuda/common/tables/tables.hpp"
 #include "kvcache/page_rows.hpp"
 
 namespace folio::inline v0::distributed {
@@ -74,12 +76,6 @@ Tensor first_tokens(Tensor tensor, int64_t tokens) {
   return tensor;
 }
 
-uint64_t digest_of(const float* values, int64_t count) {
-  Digest digest;
-  for (int64_t i = 0; i < count; ++i) digest.add(std::bit_cast<uint32_t>(values[i]));
-  return digest.value();
-}
-
 /// One call of `run`.
 class Run {
  public:
@@ -96,6 +92,7 @@ class Run {
 
   /// Everything that only this rank knows to be wrong is found here, before the others wait for it.
   void pack() {
+    if (state_.gpu() != nullptr && plan_.exchange != PcpExchange::kAutomatic) read_table();
     pack_fresh();
     if (plan_.exchange == PcpExchange::kPassQ) pack_queries();
     if (plan_.exchange == PcpExchange::kPassKv) pack_older();
@@ -152,7 +149,11 @@ class Run {
            scale.granularity == ScaleGranularity::kPerRequestAndHead;
   }
 
-  static void check_scale(const char* name, const Scale& scale) {
+  void check_scale(const char* name, const Scale& scale) const {
+    if (state_.gpu() != nullptr && is_per_request(scale)) {
+      core::fail(ErrorCode::kUnsupported, name,
+                 " is per request; on a GPU PcpAttention takes scales per tensor and head");
+    }
     core::require(!is_per_request(scale) || scale.data != nullptr, name, " is per request and has no data");
     core::require(scale.request_stride >= 0, name, ".request_stride is ", scale.request_stride);
   }
@@ -205,8 +206,8 @@ class Run {
     }
     if (plan_.exchange == PcpExchange::kAutomatic) return;
     kvcache::check_table(args_.table, plan_.num_requests);
+    if (state_.gpu() == nullptr) read_table();  // which throws for a table that lacks entries
     if (plan_.exchange == PcpExchange::kPassQ) {
-      expand_table();
       const SegmentArgs segment = shard_segment();
       attention::check_args(detail::checked(*plan_.older), shard_args({&segment, 1}));
       return;
@@ -248,8 +249,11 @@ class Run {
     return args;
   }
 
-  PageTableView table_of(const ChunkKeys& keys, const int32_t* indices) const {
-    return csr_table({indices, static_cast<size_t>(keys.indptr.back())}, keys.indptr);
+  const int32_t* ints(size_t array) const { return state_.image.at<int32_t>(array); }
+
+  /// A row for every entry of `indptr` but the last, which lies at `array`.
+  PageTableView table_of(const std::vector<int32_t>& indptr, size_t array, const int32_t* indices) const {
+    return csr_table({indices, static_cast<size_t>(indptr.back())}, {ints(array), indptr.size()});
   }
 
   /// The pieces' rows of new tokens, k's or v's, from rank 0's first on.
@@ -293,7 +297,7 @@ class Run {
   SegmentArgs fresh_segment() const {
     SegmentArgs segment;
     segment.cache = fresh_cache();
-    segment.table = table_of(state_.fresh, state_.fresh.indices.data());
+    segment.table = table_of(state_.fresh.indptr, state_.arrays.fresh_indptr, ints(state_.arrays.fresh_indices));
     return segment;
   }
 
@@ -301,10 +305,11 @@ class Run {
     CacheWriteArgs write;
     write.k = args_.k;
     write.v = args_.v;
-    write.slot_mapping = state_.own_slots.data();
+    write.slot_mapping = state_.image.at<int64_t>(state_.arrays.own_slots);
     write.num_slots = tokens();
     write.cache = own_piece();
     write_kv_cache(state_.context, write, stream_);
+    if (state_.gpu() != nullptr) return;
     const PcpHeader mine = header();
     std::memcpy(piece(rank()) + plan_.max_tokens * state_.fresh_row(), &mine, sizeof(mine));
   }
@@ -312,19 +317,23 @@ class Run {
   /// Brings all new tokens to pages in order of their positions, and checks that the ranks run the same.
   void gather_fresh() {
     state_.group->all_gather(piece(rank()), piece(0), piece_bytes(), stream_);
+    if (state_.gpu() == nullptr) check_headers();
+    CacheWriteArgs write;
+    write.k = piece_tensor(0, config_.head_dim_qk);
+    write.v = piece_tensor(int64_t{config_.num_kv_heads} * config_.head_dim_qk, config_.head_dim_v);
+    write.slot_mapping = state_.image.at<int64_t>(state_.arrays.fresh_slots);
+    write.num_slots = ssize(state_.fresh_slots.size());
+    write.cache = fresh_cache();
+    write_kv_cache(state_.context, write, stream_);
+  }
+
+  void check_headers() const {
     const PcpHeader mine = header();
     for (int32_t r = 0; r < state_.world(); ++r) {
       PcpHeader theirs;
       std::memcpy(&theirs, piece(r) + plan_.max_tokens * state_.fresh_row(), sizeof(theirs));
       check_header(mine, theirs, r);
     }
-    CacheWriteArgs write;
-    write.k = piece_tensor(0, config_.head_dim_qk);
-    write.v = piece_tensor(int64_t{config_.num_kv_heads} * config_.head_dim_qk, config_.head_dim_v);
-    write.slot_mapping = state_.fresh_slots.data();
-    write.num_slots = ssize(state_.fresh_slots.size());
-    write.cache = fresh_cache();
-    write_kv_cache(state_.context, write, stream_);
   }
 
   PcpHeader header() const {
@@ -351,7 +360,11 @@ class Run {
     }
     return digest.value();
   }
-  static uint64_t digest_of(const float* values, int64_t count) { return distributed::digest_of(values, count); }
+  static uint64_t digest_of(const float* values, int64_t count) {
+    Digest digest;
+    for (int64_t i = 0; i < count; ++i) digest.add(std::bit_cast<uint32_t>(values[i]));
+    return digest.value();
+  }
 
   void check_header(const PcpHeader& mine, const PcpHeader& theirs, int32_t r) const {
     const auto own = rank();
@@ -368,28 +381,35 @@ class Run {
     require_same("v_scale", theirs.v_scale == mine.v_scale);
   }
 
-  /// Copies the pages that a request's older tokens take, from the table's row.
-  void copy_pages_of(int32_t request, int32_t pages, int32_t* to) const {
-    const int32_t first = state_.older_first[static_cast<size_t>(request)] / config_.page_size;
-    const std::span<const int32_t> row = kvcache::row_pages(args_.table, request, int64_t{first} + pages);
-    std::copy(row.begin() + first, row.end(), to);
-  }
-
   int32_t* table_memory() const { return reinterpret_cast<int32_t*>(memory_ + layout_.table); }
 
-  /// Pass-Q: a row for every chunk of every rank.
-  void expand_table() const {
-    const ChunkKeys& keys = state_.shard;
-    for (size_t n = 0; n < keys.kv_len.size(); ++n) {
-      const int32_t begin = keys.indptr[n], pages = keys.indptr[n + 1] - begin;
-      if (pages > 0) copy_pages_of(state_.all.request[n], pages, table_memory() + begin);
+  /// The pages of older tokens, from the table that this layer is given: for every chunk of every rank (pass-Q), or for
+  /// every request.
+  void read_table() const {
+    const std::vector<int32_t>& indptr = state_.table_indptr(plan_.exchange);
+    if (const attention::GpuBackend* const gpu = state_.gpu()) {
+      kernels::cuda::TableRowsParams params;
+      params.table = args_.table;
+      params.row = ints(state_.arrays.table_row);
+      params.first_column = ints(state_.arrays.table_first);
+      params.indptr = ints(state_.arrays.table_indptr);
+      params.num_rows = static_cast<int32_t>(state_.table_row.size());
+      params.out = table_memory();
+      gpu->enqueue(params, stream_);
+      return;
+    }
+    for (size_t n = 0; n < state_.table_row.size(); ++n) {
+      const int32_t begin = indptr[n], pages = indptr[n + 1] - begin, first = state_.table_first[n];
+      if (pages == 0) continue;
+      const std::span<const int32_t> row = kvcache::row_pages(args_.table, state_.table_row[n], int64_t{first} + pages);
+      std::copy(row.begin() + first, row.end(), table_memory() + begin);
     }
   }
 
   SegmentArgs shard_segment() const {
     SegmentArgs segment;
     segment.cache = args_.cache;
-    segment.table = table_of(state_.shard, table_memory());
+    segment.table = table_of(state_.shard.indptr, state_.arrays.table_indptr, table_memory());
     segment.k_scale = row_k_scale_;
     segment.v_scale = row_v_scale_;
     return segment;
@@ -415,7 +435,20 @@ class Run {
   }
 
   void pack_queries() const {
-    const auto head = static_cast<size_t>(config_.head_dim_qk * size_of(config_.q));
+    if (const attention::GpuBackend* const gpu = state_.gpu()) {
+      const int64_t element = size_of(config_.q);
+      kernels::cuda::ArrangeParams params;
+      params.from = static_cast<const std::byte*>(args_.q.data);
+      params.token_stride = args_.q.strides[0] * element;
+      params.head_stride = args_.q.strides[1] * element;
+      params.to = own_queries();
+      params.num_tokens = tokens();
+      params.heads = config_.num_q_heads;
+      params.row_bytes = config_.head_dim_qk * element;
+      if (tokens() > 0) gpu->enqueue(params, stream_);
+      return;
+    }
+    const auto head = static_cast<size_t>(int64_t{config_.head_dim_qk} * size_of(config_.q));
     const auto element = static_cast<size_t>(size_of(config_.q));
     const auto copy = [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
@@ -440,18 +473,12 @@ class Run {
 
   /// Pass-KV: this rank's pages with older tokens, to its piece.
   void pack_older() {
-    for (int32_t i = 0; i < plan_.num_requests; ++i) {
-      const auto at = static_cast<size_t>(i);
-      const int32_t begin = state_.older_indptr[at], pages = state_.older_indptr[at + 1] - begin;
-      if (pages > 0) copy_pages_of(i, pages, table_memory() + begin);
-    }
     const int64_t own = int64_t{state_.older_indptr.back()} * config_.page_size;
     const TensorView k(older_piece(rank()), config_.kv, {own, config_.num_kv_heads, config_.head_dim_qk});
     const TensorView v(older_piece(rank()) + layout_.older_values, config_.kv,
                        {own, config_.num_kv_heads, config_.head_dim_v});
-    const std::span<const int32_t> pages(table_memory(), static_cast<size_t>(state_.older_indptr.back()));
-    gather_kv(state_.context, args_.cache, csr_table(pages, state_.older_indptr), state_.older_len, k, v, {}, {},
-              stream_);
+    gather_kv(state_.context, args_.cache, table_of(state_.older_indptr, state_.arrays.table_indptr, table_memory()),
+              {ints(state_.arrays.older_len), state_.older_len.size()}, k, v, {}, {}, stream_);
   }
 
   std::span<const SegmentArgs> gathered_segments() const {
@@ -466,7 +493,8 @@ class Run {
       const ChunkKeys& keys = state_.gathered[static_cast<size_t>(p)];
       SegmentArgs& segment = state_.arguments[static_cast<size_t>(p)];
       segment.cache = make_nhd_view(shape, older_piece(p), older_piece(p) + layout_.older_values);
-      segment.table = table_of(keys, keys.indices.data());
+      const StepArrays::Table& table = state_.arrays.gathered[static_cast<size_t>(p)];
+      segment.table = table_of(keys.indptr, table.indptr, ints(table.indices));
       segment.k_scale = row_k_scale_;
       segment.v_scale = row_v_scale_;
     }

@@ -1,10 +1,13 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "attention/op_state.hpp"
+#include "distributed/dcp_state.hpp"
 #include "folio/distributed/pcp_attention.hpp"
 
 namespace folio::inline v0::distributed {
@@ -35,6 +38,49 @@ struct ChunkKeys {
   void add(int32_t tokens, int32_t page_size, int32_t first_page);
 };
 
+/// A step's arrays where runs read them: one image, on a GPU in its memory.
+class StepImage {
+ public:
+  void clear() { bytes_.clear(); }
+  /// Returns the array's offset.
+  template <typename T>
+  size_t add(const std::vector<T>& values) {
+    const size_t begin = (bytes_.size() + alignof(int64_t) - 1) / alignof(int64_t) * alignof(int64_t);
+    bytes_.resize(begin + values.size() * sizeof(T));
+    std::copy_n(reinterpret_cast<const std::byte*>(values.data()), values.size() * sizeof(T), bytes_.data() + begin);
+    return begin;
+  }
+  /// To be called once all arrays are there.
+  void place(const attention::GpuBackend* gpu, Stream stream);
+  template <typename T>
+  const T* at(size_t offset) const {
+    return reinterpret_cast<const T*>(memory_ + offset);
+  }
+
+ private:
+  std::vector<std::byte> bytes_;
+  std::shared_ptr<void> device_;  ///< grows to the largest
+  size_t capacity_ = 0;
+  const std::byte* memory_ = nullptr;
+};
+
+/// Where arrays stand in a StepImage.
+struct StepArrays {
+  size_t own_slots = 0;
+  size_t fresh_slots = 0;
+  size_t fresh_indptr = 0;
+  size_t fresh_indices = 0;
+  size_t table_row = 0;    ///< of the table that `run` is given: which rows are read,
+  size_t table_first = 0;  ///< from which column on
+  size_t table_indptr = 0;
+  size_t older_len = 0;
+  struct Table {
+    size_t indptr = 0;
+    size_t indices = 0;
+  };
+  std::vector<Table> gathered{};  ///< [W]
+};
+
 /// What a PcpAttention owns.
 struct PcpState {
   Context context;
@@ -47,7 +93,7 @@ struct PcpState {
   PlanBuffer shard_buffer;
   PlanBuffer gathered_buffer;
   uint64_t config_digest = 0;
-  bool can_gather = false;  ///< the cache's rows can be gathered as they are: kPassKv is possible
+  bool can_pass_kv = false;  ///< the cache's rows can be gathered as they are, and there are segments enough
 
   // Of the step that was planned.
   uint64_t step = 0;
@@ -56,18 +102,25 @@ struct PcpState {
   int64_t older_tokens = 0;      ///< kPassKv: tokens of one rank's piece
   ChunkRows own{};               ///< this rank's two chunks of every request
   ChunkRows all{};               ///< kPassQ: those of all ranks, each followed by the rows that pad it to max_tokens
-  std::vector<int32_t> first_new{};      ///< for `own`: position of the request's first new token
-  ChunkKeys fresh{};                     ///< for `own`
-  ChunkKeys shard{};                     ///< kPassQ: for `all`, in this rank's cache
-  std::vector<ChunkKeys> gathered{};     ///< kPassKv, [W]: for `own`, in each rank's piece
-  std::vector<int64_t> fresh_slots{};    ///< [W * piece_rows]: where gathered rows of k and v go; -1 = nowhere
-  std::vector<int64_t> own_slots{};      ///< 0, 1, 2 ...: this rank's rows of its piece
-  std::vector<int32_t> older_first{};    ///< [R], local token of this rank's shard that reading begins with: a page's
-  std::vector<int32_t> older_len{};      ///< [R], tokens of the shard from there on, in whole pages
-  std::vector<int32_t> older_indptr{};   ///< [R + 1], their pages
+  std::vector<int32_t> first_new{};     ///< for `own`: position of the request's first new token
+  ChunkKeys fresh{};                    ///< for `own`
+  ChunkKeys shard{};                    ///< kPassQ: for `all`, in this rank's cache
+  std::vector<ChunkKeys> gathered{};    ///< kPassKv, [W]: for `own`, in each rank's piece
+  std::vector<int64_t> fresh_slots{};   ///< [W * piece_rows]: where gathered rows of k and v go; -1 = nowhere
+  std::vector<int64_t> own_slots{};     ///< 0, 1, 2 ...: this rank's rows of its piece
+  std::vector<int32_t> older_first{};   ///< [R], local token of this rank's shard that reading begins with: a page's
+  std::vector<int32_t> older_len{};     ///< [R], tokens of the shard from there on, in whole pages
+  std::vector<int32_t> older_indptr{};  ///< [R + 1], their pages
+  std::vector<int32_t> table_row{};     ///< which rows of the caches' table are read: kPassQ [all], kPassKv [R]
+  std::vector<int32_t> table_first{};   ///< from which column on
+  StepImage image{};
+  StepArrays arrays{};
+  std::vector<RankRecord> records{};     ///< [W]
   std::vector<KvSegment> segments{};     ///< [W], scratch of `plan`
   std::vector<SegmentArgs> arguments{};  ///< [W], scratch of `run`
 
+  /// Null on a CPU.
+  const attention::GpuBackend* gpu() const { return context.state().gpu.get(); }
   int32_t world() const { return group->size(); }
   const AttentionConfig& attention() const { return config.attention; }
   /// Bytes of a new token's keys and values.
@@ -76,6 +129,10 @@ struct PcpState {
   int64_t piece_rows(int32_t max_tokens) const;
   /// The rows that meet older tokens.
   const ChunkRows& older_rows(PcpExchange exchange) const { return exchange == PcpExchange::kPassQ ? all : own; }
+  /// [table_row's entries + 1], pages that are read of the caches' table.
+  const std::vector<int32_t>& table_indptr(PcpExchange exchange) const {
+    return exchange == PcpExchange::kPassQ ? shard.indptr : older_indptr;
+  }
   /// Floats of a partial result's token: H rows with their LSEs.
   int64_t partial_row() const { return int64_t{attention().num_q_heads} * (attention().head_dim_v + kLsePadding); }
 };

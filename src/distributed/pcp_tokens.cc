@@ -102,7 +102,7 @@ void pcp_token_rows(std::span<const int32_t> cu_q, int32_t world, int32_t rows_p
   for (int32_t rank = 0; rank < world; ++rank) {
     int32_t row = rank * rows_per_rank;
     for_chunks(cu_q, world, rank, [&](size_t i, const PcpChunk& part) {
-      for (int32_t k = part.begin; k < part.end; ++k) rows[static_cast<size_t>(cu_q[i] + k)] = row++;
+      for (int32_t k = part.begin; k < part.end; ++k) rows[static_cast<size_t>(int64_t{cu_q[i]} + k)] = row++;
     });
   }
 }

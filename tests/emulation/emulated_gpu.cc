@@ -135,6 +135,7 @@ class EmulatedGpu final : public GpuBackend {
   void enqueue(const cuda::SlotParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::ExpandParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::ShardLensParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::TableRowsParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::ValidateParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::ConcatParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::TableCheckParams& params, Stream) const override {

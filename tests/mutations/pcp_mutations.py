@@ -13,8 +13,8 @@ plant(rule, "pcp-decodes-on-one-rank", TOKENS, "(int64_t{rank} + request) % worl
 plant(rule, "pcp-window-not-used", PLAN, "if (config.window_left >= 0) first = std::max(first, first_query - config.window_left);\n", "")
 plant(rule, "pcp-chunks-of-attention-overlooked-by-one", PLAN, "first_query / config.attention_chunk * config.attention_chunk",
       "(first_query / config.attention_chunk + 1) * config.attention_chunk")
-plant(rule, "pcp-older-pages-from-the-start", RUN, "std::copy(row.begin() + first, row.end(), to);",
-      "std::copy(row.begin(), row.end() - first, to);")
+plant(rule, "pcp-older-pages-from-the-start", RUN, "std::copy(row.begin() + first, row.end(), table_memory() + begin);",
+      "std::copy(row.begin(), row.end() - first, table_memory() + begin);")
 plant(rule, "pcp-sinks-with-every-state", RUN, "if (state == layout_.num_states - 1) args.sinks = args_.sinks;\n", "",
       RUN, "    args.alibi_slopes = args_.alibi_slopes;\n", "    args.alibi_slopes = args_.alibi_slopes;\n    args.sinks = args_.sinks;\n")
 plant(rule, "pcp-sinks-dropped", RUN, "if (state == layout_.num_states - 1) args.sinks = args_.sinks;\n", "")
@@ -26,5 +26,3 @@ plant(rule, "pcp-batch-decides-the-exchange", PLAN, "config_.determinism == Dete
 plant(rule, "pcp-new-tokens-at-position-0", PLAN, "first_new_.push_back(first_query(i));", "first_new_.push_back(0);")
 plant(rule, "pcp-dearer-exchange", PLAN, "planned.pass_kv_bytes < planned.pass_q_bytes", "planned.pass_kv_bytes > planned.pass_q_bytes")
 plant(rule, "pcp-scales-of-the-first-request", RUN, "request < 0 ? 1.0f : scale_of(scale, request, h)", "scale_of(scale, 0 * request, h)")
-plant(rule, "pcp-padding-rows-read-keys", PLAN, "const bool reads = rows.request[at] >= 0 && rows.cu_q[at + 1] > rows.cu_q[at];",
-      "const bool reads = rows.request[at] >= 0;")

@@ -93,18 +93,24 @@ struct PcpArgs {
 /// in the cache already does not matter. Of the cache, pages are read that older tokens in the window lie in.
 ///
 /// One for each group of layers with one window. Owns the plans' memory, and allocates none once warm. Not safe for
-/// simultaneous use by several threads; the group must outlive it. CPU contexts only so far.
+/// simultaneous use by several threads; the group must outlive it.
+///
+/// On a GPU a batch's lengths are the host's; everything in PcpArgs and the workspace is device memory, and so are the
+/// group's buffers (ThreadGroupOptions::context). `plan` and `run` take the same stream. `run` enqueues kernels and the
+/// group's operations, and waits for nothing itself; it cannot be captured, since plans are made on the host.
 class FOLIO_API PcpAttention {
  public:
   /// Chooses kernels. Not collective. Throws kInvalidArgument and kUnsupported, as `prepare` does, for what PcpConfig
-  /// rules out, and for kPassKv with a cache that has scales of its own (int8, kFp8DsMla).
+  /// rules out, and for kPassKv with a cache that has scales of its own (int8, kFp8DsMla) or on more than 8 GPUs.
   PcpAttention(const Context& context, ProcessGroup& group, const PcpConfig& config);
   PcpAttention(PcpAttention&&) noexcept;
   PcpAttention& operator=(PcpAttention&&) noexcept;
   ~PcpAttention();
 
-  /// Plans one step; not collective. O(T + R * world + pages + work tiles), T the tokens of the batch. Throws
-  /// kInvalidArgument with the request's number.
+  /// Plans one step. On a CPU not collective. On a GPU collective, if the group has more than one rank: the ranks
+  /// compare their batches and configurations, by ProcessGroup::all_gather_host, and all throw kInvalidArgument where
+  /// one differs or throws. O(T + R * world + pages + work tiles), T the tokens of the batch. Throws kInvalidArgument
+  /// with the request's number.
   PcpPlan plan(const PcpBatch& batch, Stream stream = {});
 
   /// Bytes of workspace (256-byte aligned) that a run of this plan needs. Contents never carry over. Throws kStalePlan.
@@ -112,8 +118,9 @@ class FOLIO_API PcpAttention {
 
   /// One layer. Collective where the batch has any new token, for ranks without one too. Arguments are checked before
   /// anything is sent or written. Throws kInvalidArgument, also where the ranks run different batches or configurations
-  /// or have another sm_scale, logits_soft_cap, slopes or scales; kStalePlan, kWorkspaceTooSmall; kUnavailable where
-  /// the group fails.
+  /// or have another sm_scale, logits_soft_cap, slopes or scales (on a GPU `plan` compares, and arguments are not
+  /// compared); kUnsupported for scales per request on a GPU; kStalePlan, kWorkspaceTooSmall; kUnavailable where the
+  /// group fails.
   void run(const PcpPlan& plan, const PcpArgs& args, Workspace workspace, Stream stream = {});
 
   const PcpConfig& config() const noexcept;         ///< with the defaults (kUnset dtypes) resolved

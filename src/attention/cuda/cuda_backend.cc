@@ -55,6 +55,7 @@ class CudaKernels : public GpuBackend {
   void enqueue(const kernels::cuda::SlotParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const kernels::cuda::ExpandParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const kernels::cuda::ShardLensParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::TableRowsParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const kernels::cuda::ConcatParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const kernels::cuda::TableCheckParams& params, Stream stream) const final { on_device(params, stream); }
 

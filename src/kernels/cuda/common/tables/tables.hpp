@@ -118,6 +118,18 @@ struct ShardLensParams {
 };
 void enqueue(const ShardLensParams& params, Stream stream);
 
+/// Parts of a table's rows, as indices of a CSR table: out[indptr[n] + j] = entry (row[n], first_column[n] + j), or 0
+/// where the table has none. All addresses are the device's.
+struct TableRowsParams {
+  PageTableView table;
+  const int32_t* row = nullptr;           ///< [num_rows]; those without entries to copy may name none
+  const int32_t* first_column = nullptr;  ///< [num_rows]
+  const int32_t* indptr = nullptr;        ///< [num_rows + 1]
+  int32_t num_rows = 0;
+  int32_t* out = nullptr;
+};
+void enqueue(const TableRowsParams& params, Stream stream);
+
 /// k[t, h] = nope[t, h] and then rope[t, 0]. Sizes and strides are in bytes.
 struct ConcatParams {
   unsigned char* k = nullptr;

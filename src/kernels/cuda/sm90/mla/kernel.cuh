@@ -172,8 +172,8 @@ void launch_kernel(const MlaParams& params, int32_t num_workers, Stream stream) 
   constexpr int32_t kBytes = smem_bytes<Traits>();
   cudaError_t status = allow_shared_memory<mla_kernel<Traits, General>>(kBytes, Traits::kSwapsAb);
   if (status == cudaSuccess) {
-    mla_kernel<Traits, General>
-        <<<num_workers, Traits::kThreads, kBytes, static_cast<cudaStream_t>(stream.handle)>>>(params);
+    const auto native = static_cast<cudaStream_t>(stream.handle);
+    mla_kernel<Traits, General><<<num_workers, Traits::kThreads, kBytes, native>>>(params);
     status = cudaGetLastError();
   }
   if (status != cudaSuccess) {
