@@ -28,6 +28,8 @@ struct BenchFlags {
   double min_ms = 20.0;
   std::vector<int32_t> ranks;  ///< empty: no ranks
   bool simulate = false;
+  bool pcp = false;
+  std::string pcp_exchange = "automatic";
   std::string dcp_comm = "ag_rs";
   int32_t dcp_interleave = 1;
   int32_t ranks_per_node = 8;
@@ -145,10 +147,11 @@ nlohmann::ordered_json json_of(const RanksResult& r) {
 void print_ranks_header(std::FILE* out, const BenchFlags& flags) {
   fmt::print(
       out,
-      "rank 0 of a simulated group, combine {}; {} ranks a node; links (GB/s:us) {} in a node, {} between nodes;\n"
+      "rank 0 of a simulated group, {}; {} ranks a node; links (GB/s:us) {} in a node, {} between nodes;\n"
       "rank: its kernels and copies, measured; links: by their model; medians of {} alternating rounds [min-max]\n",
-      flags.dcp_comm, flags.ranks_per_node, flags.node_link, flags.network_link, flags.rounds);
-  fmt::print(out, "{:>5}{:>6}{:>6}{:>9}  {:<24}{:<24}{:>10}{:>11}  {:<24}{}\n", "ranks", "batch", "q", "kv",
+      flags.pcp ? "queries divided, exchange " + flags.pcp_exchange : "combine " + flags.dcp_comm, flags.ranks_per_node,
+      flags.node_link, flags.network_link, flags.rounds);
+  fmt::print(out, "{:>5}{:>6}{:>6}{:>9}  {:<26}{:<26}{:>10}{:>11}  {:<26}{}\n", "ranks", "batch", "q", "kv",
              "one rank ms", "rank ms", "sent MB", "links ms", "layer ms", "efficiency");
 }
 
@@ -156,7 +159,7 @@ void print_ranks_row(std::FILE* out, const RanksResult& r) {
   const auto ms = [](const Spread& s) {
     return fmt::format("{:.3f} [{:.3f}-{:.3f}]", s.median * 1e3, s.min * 1e3, s.max * 1e3);
   };
-  fmt::print(out, "{:>5}{:>6}{:>6}{:>9}  {:<24}{:<24}{:>10.3f}{:>11.3f}  {:<24}{}\n", r.ranks, r.shape.batch,
+  fmt::print(out, "{:>5}{:>6}{:>6}{:>9}  {:<26}{:<26}{:>10.3f}{:>11.3f}  {:<26}{}\n", r.ranks, r.shape.batch,
              r.shape.q_len, r.shape.kv_len, ms(r.one_seconds), ms(r.rank_seconds), r.bytes_sent / 1e6,
              r.link_seconds * 1e3, ms(r.layer_seconds), percent(r.efficiency));
   std::fflush(out);
@@ -172,6 +175,10 @@ int bench_ranks(const BenchFlags& flags) {
   const replay::StackConfig stack = flags.attention.stack(1);
   RanksOptions options;
   options.interleave = flags.dcp_interleave;
+  options.divide_queries = flags.pcp;
+  options.exchange = flags.pcp_exchange == "pass_q"    ? distributed::PcpExchange::kPassQ
+                     : flags.pcp_exchange == "pass_kv" ? distributed::PcpExchange::kPassKv
+                                                       : distributed::PcpExchange::kAutomatic;
   options.topology = {flags.ranks_per_node, link_of("--node-link", flags.node_link),
                       link_of("--network-link", flags.network_link)};
   std::optional<replay::OutputFile> json_file = replay::output_file(flags.json);
@@ -191,7 +198,8 @@ int bench_ranks(const BenchFlags& flags) {
   if (json_file) {
     write_json({{"device", flags.attention.device},
                 {"threads", context.concurrency()},
-                {"dcp_comm", flags.dcp_comm},
+                {"pcp", flags.pcp},
+                {flags.pcp ? "pcp_exchange" : "dcp_comm", flags.pcp ? flags.pcp_exchange : flags.dcp_comm},
                 {"ranks_per_node", flags.ranks_per_node},
                 {"node_link", flags.node_link},
                 {"network_link", flags.network_link},
@@ -205,7 +213,8 @@ int bench_ranks(const BenchFlags& flags) {
 int bench(const BenchFlags& flags) {
   if (std::isnan(flags.min_ms)) throw Error(ErrorCode::kInvalidArgument, "--min-ms is nan; expected milliseconds");
   if (!flags.ranks.empty()) return bench_ranks(flags);
-  if (flags.simulate) throw Error(ErrorCode::kInvalidArgument, "--simulate without --ranks: give how many");
+  if (flags.simulate || flags.pcp)
+    throw Error(ErrorCode::kInvalidArgument, "--simulate and --pcp without --ranks: give how many");
   const std::vector<BenchShape> shapes = shapes_of(flags);
   const Context context = flags.attention.context();
   const std::atomic<bool>& stop = interrupted_by_user();
@@ -262,6 +271,10 @@ Command add_bench_command(CLI::App& app) {
       ->check(CLI::Range(1, 1024));
   command->add_flag("--simulate", flags->simulate,
                     "with --ranks: this machine runs rank 0, whose links take what their rates say");
+  command->add_flag("--pcp", flags->pcp, "with --ranks: they divide the queries too (prefill context parallelism)");
+  command->add_option("--pcp-exchange", flags->pcp_exchange, "with --pcp: what travels for older tokens")
+      ->check(CLI::IsMember({"automatic", "pass_q", "pass_kv"}))
+      ->capture_default_str();
   command->add_option("--dcp-comm", flags->dcp_comm, "with --ranks: how they combine their results")
       ->check(CLI::IsMember({"ag_rs", "a2a"}))
       ->capture_default_str();

@@ -275,7 +275,7 @@ TEST(Cli, MisuseExitsWithTwoAndSaysWhatToDo) {
       {{"replay", trace, "--page-size", "1048576"}, "a page of 1048576 tokens takes 8192.0 MiB over 2 layers"},
       {{"bench", "--min-ms", "nan"}, "--min-ms is nan"},
       {{"bench", "--ranks", "2"}, "--ranks without --simulate"},
-      {{"bench", "--simulate"}, "--simulate without --ranks"},
+      {{"bench", "--simulate"}, "--simulate and --pcp without --ranks"},
       {{"bench", "--ranks", "2", "--simulate", "--node-link", "450"}, "--node-link is '450'"},
       {{"bench", "--ranks", "3", "--simulate"}, "32 query heads over 3 ranks and 8 KV heads"},
       {{"verify", "--case", "kernel=nosuch"}, "nosuch"},
@@ -457,6 +457,23 @@ TEST(Cli, BenchSimulatesRanks) {
   EXPECT_DOUBLE_EQ(four["link_s"].get<double>(), 3 * 10e-6 + four["bytes_sent"].get<double>() / 1e9);
   EXPECT_GT(four["rank_s"]["min"].get<double>(), 0.0);
   EXPECT_GT(four["layer_s"]["median"].get<double>(), four["rank_s"]["median"].get<double>());
+}
+
+/// 64 new tokens on 4 ranks: each sends its 16 tokens' keys and values to the 3 others, and its queries or its shard.
+TEST(Cli, BenchSimulatesRanksThatDivideTheQueries) {
+  const auto sent = [](const std::string& exchange) {
+    const Outcome outcome =
+        folio({"bench", "--sweep",        "prefill", "--num-q-heads", "8",   "--num-kv-heads", "2", "--head-dim",
+               "64",    "--q-len",        "64",      "--kv-len",      "320", "--ranks",        "4", "--simulate",
+               "--pcp", "--pcp-exchange", exchange,  "--page-size",   "16",  "--rounds",       "1", "--min-ms",
+               "0.1",   "--json",         "-"});
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    const nlohmann::json row = nlohmann::json::parse(outcome.out)["cases"][0];
+    EXPECT_EQ(row["operations"], exchange == "pass_q" ? 3 : 2);
+    return row["bytes_sent"].get<double>();
+  };
+  const double queries = 16 * 8 * (64 * 2 + 4 * (64 + 4)), shard = 64 * 2 * 128 * 2;
+  EXPECT_EQ(sent("pass_q") - sent("pass_kv"), 3 * (queries - shard));
 }
 
 /// Without a GPU every command says so; with one, every backend's replay is as right as on the CPU.

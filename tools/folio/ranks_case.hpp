@@ -7,9 +7,11 @@
 
 namespace folio::cli {
 
-/// Decode context parallelism over ranks of which this machine runs one.
+/// Context parallelism over ranks of which this machine runs one.
 struct RanksOptions {
   int32_t ranks = 1;
+  bool divide_queries = false;  ///< by PcpAttention; else by DcpAttention, whose ranks have heads of their own
+  distributed::PcpExchange exchange = distributed::PcpExchange::kAutomatic;
   int32_t interleave = 1;
   distributed::DcpCombine combine = distributed::DcpCombine::kAllGatherReduceScatter;
   distributed::Topology topology;
@@ -29,7 +31,8 @@ struct RanksResult {
 };
 
 /// Measures one layer undivided and as rank 0 of a simulated group, in rounds that alternate. The stack's q heads are
-/// those of all ranks. Throws what DcpAttention throws, and kInvalidArgument for heads that the ranks do not divide.
+/// those of all ranks. Throws what DcpAttention and PcpAttention throw, and kInvalidArgument for heads that the ranks
+/// do not divide.
 RanksResult run_ranks_case(const Context& context, const replay::StackConfig& stack, const BenchShape& shape,
                            const RanksOptions& options, const BenchEffort& effort);
 
