@@ -28,6 +28,7 @@ struct BenchFlags {
   double min_ms = 20.0;
   std::vector<int32_t> ranks;  ///< empty: no ranks
   bool simulate = false;
+  bool graph = false;
   bool pcp = false;
   std::string pcp_exchange = "automatic";
   std::string dcp_comm = "ag_rs";
@@ -129,58 +130,77 @@ void print_row(std::FILE* out, const BenchResult& r) {
   std::fflush(out);
 }
 
-nlohmann::ordered_json json_of(const RanksResult& r) {
-  return {{"ranks", r.ranks},
-          {"batch", r.shape.batch},
-          {"q_len", r.shape.q_len},
-          {"kv_len", r.shape.kv_len},
-          {"kernel", r.kernel},
-          {"one_rank_s", json_of(r.one_seconds)},
-          {"rank_s", json_of(r.rank_seconds)},
-          {"operations", r.operations},
-          {"bytes_sent", r.bytes_sent},
-          {"link_s", r.link_seconds},
-          {"layer_s", json_of(r.layer_seconds)},
-          {"efficiency", json_of(r.efficiency)}};
+nlohmann::ordered_json json_of(const RanksResult& r, bool simulated) {
+  nlohmann::ordered_json row = {{"ranks", r.ranks},
+                                {"batch", r.shape.batch},
+                                {"q_len", r.shape.q_len},
+                                {"kv_len", r.shape.kv_len},
+                                {"kernel", r.kernel},
+                                {"one_rank_s", json_of(r.one_seconds)},
+                                {"layer_s", json_of(r.layer_seconds)},
+                                {"efficiency", json_of(r.efficiency)}};
+  if (!simulated) return row;
+  row["rank_s"] = json_of(r.rank_seconds);
+  row["operations"] = r.operations;
+  row["bytes_sent"] = r.bytes_sent;
+  row["link_s"] = r.link_seconds;
+  return row;
 }
 
 void print_ranks_header(std::FILE* out, const BenchFlags& flags) {
-  fmt::print(
-      out,
-      "rank 0 of a simulated group, {}; {} ranks a node; links (GB/s:us) {} in a node, {} between nodes;\n"
-      "rank: its kernels and copies, measured; links: by their model; medians of {} alternating rounds [min-max]\n",
-      flags.pcp ? "queries divided, exchange " + flags.pcp_exchange : "combine " + flags.dcp_comm, flags.ranks_per_node,
-      flags.node_link, flags.network_link, flags.rounds);
-  fmt::print(out, "{:>5}{:>6}{:>6}{:>9}  {:<26}{:<26}{:>10}{:>11}  {:<26}{}\n", "ranks", "batch", "q", "kv",
-             "one rank ms", "rank ms", "sent MB", "links ms", "layer ms", "efficiency");
+  const std::string division =
+      flags.pcp ? "queries divided, exchange " + flags.pcp_exchange : "combine " + flags.dcp_comm;
+  if (flags.simulate) {
+    fmt::print(out,
+               "rank 0 of a simulated group, {}; {} ranks a node; links (GB/s:us) {} in a node, {} between nodes;\n"
+               "rank: its kernels and copies, measured; links: by their model; ",
+               division, flags.ranks_per_node, flags.node_link, flags.network_link);
+  } else {
+    fmt::print(out, "one GPU a rank over NCCL, {}{};\n", division, flags.graph ? ", in graphs" : "");
+  }
+  fmt::print(out, "medians of {} alternating rounds [min-max]\n", flags.rounds);
+  fmt::print(out, "{:>5}{:>6}{:>6}{:>9}  {:<26}{:<26}{:<11}", "ranks", "batch", "q", "kv", "one rank ms", "layer ms",
+             "efficiency");
+  if (flags.simulate) fmt::print(out, "  {:<26}{:>10}{:>11}", "rank ms", "links ms", "sent MB");
+  fmt::print(out, "\n");
 }
 
-void print_ranks_row(std::FILE* out, const RanksResult& r) {
+void print_ranks_row(std::FILE* out, const RanksResult& r, bool simulated) {
   const auto ms = [](const Spread& s) {
     return fmt::format("{:.3f} [{:.3f}-{:.3f}]", s.median * 1e3, s.min * 1e3, s.max * 1e3);
   };
-  fmt::print(out, "{:>5}{:>6}{:>6}{:>9}  {:<26}{:<26}{:>10.3f}{:>11.3f}  {:<26}{}\n", r.ranks, r.shape.batch,
-             r.shape.q_len, r.shape.kv_len, ms(r.one_seconds), ms(r.rank_seconds), r.bytes_sent / 1e6,
-             r.link_seconds * 1e3, ms(r.layer_seconds), percent(r.efficiency));
+  fmt::print(out, "{:>5}{:>6}{:>6}{:>9}  {:<26}{:<26}{:<11}", r.ranks, r.shape.batch, r.shape.q_len, r.shape.kv_len,
+             ms(r.one_seconds), ms(r.layer_seconds), percent(r.efficiency));
+  if (simulated) {
+    fmt::print(out, "  {:<26}{:>10.3f}{:>11.3f}", ms(r.rank_seconds), r.link_seconds * 1e3, r.bytes_sent / 1e6);
+  }
+  fmt::print(out, "\n");
   std::fflush(out);
 }
 
 /// The sweep's shapes for each count of ranks.
 int bench_ranks(const BenchFlags& flags) {
-  if (!flags.simulate) {
-    throw Error(ErrorCode::kInvalidArgument, "--ranks without --simulate: give it, the group is a simulated one");
+  const bool on_gpus = flags.attention.device == "cuda";
+  if (!flags.simulate && !on_gpus) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "--ranks without --simulate takes GPUs: give --device cuda, or simulate them");
+  }
+  if (flags.graph && (!on_gpus || flags.pcp)) {
+    throw Error(ErrorCode::kInvalidArgument, "--graph is for --device cuda, without --pcp");
   }
   const std::vector<BenchShape> shapes = shapes_of(flags);
   const Context context = flags.attention.context();
   const replay::StackConfig stack = flags.attention.stack(1);
   RanksOptions options;
   options.interleave = flags.dcp_interleave;
+  options.graph = flags.graph;
   options.divide_queries = flags.pcp;
   options.exchange = flags.pcp_exchange == "pass_q"    ? distributed::PcpExchange::kPassQ
                      : flags.pcp_exchange == "pass_kv" ? distributed::PcpExchange::kPassKv
                                                        : distributed::PcpExchange::kAutomatic;
-  options.topology = {flags.ranks_per_node, link_of("--node-link", flags.node_link),
-                      link_of("--network-link", flags.network_link)};
+  const distributed::Topology topology{flags.ranks_per_node, link_of("--node-link", flags.node_link),
+                                       link_of("--network-link", flags.network_link)};
+  const BenchEffort effort{flags.rounds, flags.min_ms / 1e3};
   std::optional<replay::OutputFile> json_file = replay::output_file(flags.json);
   std::FILE* out = flags.json == "-" ? stderr : stdout;
   if (!flags.quiet) print_ranks_header(out, flags);
@@ -190,22 +210,28 @@ int bench_ranks(const BenchFlags& flags) {
       if (interrupted_by_user().load()) return kInterrupted;
       options.ranks = ranks;
       options.combine = distributed::dcp_combine_from_name(flags.dcp_comm, ranks);
-      const RanksResult result = run_ranks_case(context, stack, shape, options, {flags.rounds, flags.min_ms / 1e3});
-      if (!flags.quiet) print_ranks_row(out, result);
-      rows.push_back(json_of(result));
+      const RanksResult result = flags.simulate ? simulate_ranks(context, stack, shape, options, topology, effort)
+                                                : measure_ranks(stack, shape, options, effort);
+      if (!flags.quiet) print_ranks_row(out, result, flags.simulate);
+      rows.push_back(json_of(result, flags.simulate));
     }
   }
   if (json_file) {
-    write_json({{"device", flags.attention.device},
-                {"threads", context.concurrency()},
-                {"pcp", flags.pcp},
-                {flags.pcp ? "pcp_exchange" : "dcp_comm", flags.pcp ? flags.pcp_exchange : flags.dcp_comm},
-                {"ranks_per_node", flags.ranks_per_node},
-                {"node_link", flags.node_link},
-                {"network_link", flags.network_link},
-                {"rounds", flags.rounds},
-                {"cases", rows}},
-               *json_file);
+    nlohmann::ordered_json document = {
+        {"device", flags.attention.device},
+        {"threads", context.concurrency()},
+        {"simulated", flags.simulate},
+        {"graph", flags.graph},
+        {"pcp", flags.pcp},
+        {flags.pcp ? "pcp_exchange" : "dcp_comm", flags.pcp ? flags.pcp_exchange : flags.dcp_comm},
+        {"rounds", flags.rounds}};
+    if (flags.simulate) {
+      document["ranks_per_node"] = flags.ranks_per_node;
+      document["node_link"] = flags.node_link;
+      document["network_link"] = flags.network_link;
+    }
+    document["cases"] = rows;
+    write_json(document, *json_file);
   }
   return kSuccess;
 }
@@ -270,7 +296,9 @@ Command add_bench_command(CLI::App& app) {
       ->delimiter(',')
       ->check(CLI::Range(1, 1024));
   command->add_flag("--simulate", flags->simulate,
-                    "with --ranks: this machine runs rank 0, whose links take what their rates say");
+                    "with --ranks: this machine runs rank 0, whose links take what their rates say; else each rank "
+                    "has a GPU");
+  command->add_flag("--graph", flags->graph, "with --ranks on GPUs: 16 runs in a CUDA graph");
   command->add_flag("--pcp", flags->pcp, "with --ranks: they divide the queries too (prefill context parallelism)");
   command->add_option("--pcp-exchange", flags->pcp_exchange, "with --pcp: what travels for older tokens")
       ->check(CLI::IsMember({"automatic", "pass_q", "pass_kv"}))

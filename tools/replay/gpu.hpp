@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "folio/context.hpp"
@@ -24,6 +26,19 @@ void upload(const Context& context, void* to, const void* from, size_t bytes);
 
 /// Waits for the device; does nothing for a CPU's context.
 void wait(const Context& context);
+
+/// Work in a graph, as an engine replays a step. Begins with what `enqueue` enqueues on the stream that it is given.
+class CapturedWork {
+ public:
+  CapturedWork(const Context& context, const std::function<void(Stream)>& enqueue);
+  void launch() const;
+
+ private:
+  std::shared_ptr<void> stream_, graph_;
+};
+
+/// How many GPUs there are; 0 in builds without CUDA.
+int32_t count();
 
 /// Bytes a second, read and written, of copies within device memory.
 double copy_rate(const Context& context, size_t bytes, double min_seconds);

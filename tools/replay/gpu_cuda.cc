@@ -55,6 +55,40 @@ void wait(const Context& context) {
   check(cudaDeviceSynchronize(), "waiting for the device");
 }
 
+CapturedWork::CapturedWork(const Context& context, const std::function<void(Stream)>& enqueue) {
+  select(context);
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
+  stream_ = std::shared_ptr<void>(
+      stream, [](void* owned) { static_cast<void>(cudaStreamDestroy(static_cast<cudaStream_t>(owned))); });
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "beginning a capture");
+  cudaGraph_t graph = nullptr;
+  try {
+    enqueue({stream});
+  } catch (...) {
+    static_cast<void>(cudaStreamEndCapture(stream, &graph));
+    if (graph != nullptr) static_cast<void>(cudaGraphDestroy(graph));
+    throw;
+  }
+  check(cudaStreamEndCapture(stream, &graph), "ending a capture");
+  cudaGraphExec_t executable = nullptr;
+  const cudaError_t made = cudaGraphInstantiate(&executable, graph, 0);
+  static_cast<void>(cudaGraphDestroy(graph));
+  check(made, "instantiating a graph");
+  graph_ = std::shared_ptr<void>(
+      executable, [](void* owned) { static_cast<void>(cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(owned))); });
+}
+
+void CapturedWork::launch() const {
+  check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph_.get()), static_cast<cudaStream_t>(stream_.get())),
+        "launching a graph");
+}
+
+int32_t count() {
+  int gpus = 0;
+  return cudaGetDeviceCount(&gpus) == cudaSuccess ? gpus : 0;
+}
+
 double copy_rate(const Context& context, size_t bytes, double min_seconds) {
   const auto from = allocate(context, bytes);
   const auto to = allocate(context, bytes);

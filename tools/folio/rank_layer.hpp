@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "bench_case.hpp"
+#include "folio/distributed.hpp"
+
+namespace folio::cli {
+
+/// How ranks divide a layer.
+struct RanksOptions {
+  int32_t ranks = 1;
+  bool divide_queries = false;  ///< by PcpAttention; else by DcpAttention, whose ranks have heads of their own
+  distributed::PcpExchange exchange = distributed::PcpExchange::kAutomatic;
+  int32_t interleave = 1;
+  distributed::DcpCombine combine = distributed::DcpCombine::kAllGatherReduceScatter;
+  bool graph = false;  ///< runs are captured: the op has bounds
+};
+
+/// One rank's layer, planned, with all its memory.
+class RankLayer {
+ public:
+  virtual ~RankLayer() = default;
+  virtual void run(Stream stream = {}) = 0;
+  virtual std::string kernel_name() const = 0;
+};
+
+/// The group outlives the layer. Where there are several ranks on GPUs, it is collective. Throws what DcpAttention and
+/// PcpAttention throw.
+std::unique_ptr<RankLayer> make_rank_layer(const Context& context, distributed::ProcessGroup& group,
+                                           const replay::StackConfig& stack, const RanksOptions& options,
+                                           const BenchShape& shape);
+
+}  // namespace folio::cli
