@@ -112,7 +112,7 @@ void add_backend_options(CLI::App& app, ReplayFlags& flags) {
       ->capture_default_str();
   app.add_option("--dcp", flags.dcp,
                  "decode context parallelism: so many ranks divide every request's KV and the query heads of each "
-                 "group; threads, or the processes that mpirun started")
+                 "group; threads (on GPUs of their own where there are as many), or the processes that mpirun started")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   app.add_option("--dcp-interleave", flags.dcp_interleave, "neighbouring tokens that stay on one rank")

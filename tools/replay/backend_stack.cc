@@ -11,6 +11,9 @@
 #include "replay/backend_rank.hpp"
 #include "replay/gpu.hpp"
 #include "replay/step_inputs.hpp"
+#if defined(FOLIO_REPLAY_HAS_NCCL)
+#include "folio/distributed/nccl_group.hpp"
+#endif
 
 namespace folio::replay {
 namespace {
@@ -25,11 +28,7 @@ class BackendStack final : public AttentionStack {
     } else if (processes != nullptr) {
       ranks_.push_back(std::make_unique<BackendRank<Family>>(context, config, processes));
     } else {
-      distributed::ThreadGroupOptions options;
-      options.context = context;
-      threads_ = distributed::make_thread_groups(config.dcp, options);
-      for (const auto& group : threads_)
-        ranks_.push_back(std::make_unique<BackendRank<Family>>(context, config, group.get()));
+      make_ranks();
     }
     describe();
   }
@@ -49,8 +48,8 @@ class BackendStack final : public AttentionStack {
   void step(const StepBatch& batch, PhaseClock& clock, const OutputObserver& observe) override {
     const RankStep step = describe_step(batch);
     clock.begin();
-    for (const auto& rank : ranks_) rank->build(step);
-    gpu::wait(context_);
+    on_ranks([&](BackendRank<Family>& rank) { rank.build(step); });
+    wait();
     clock.end(Phase::kPlan);
     count_work();
     if (config_.plan_only) return;
@@ -60,10 +59,10 @@ class BackendStack final : public AttentionStack {
       inputs_.make_q(batch, layer);
       clock.end(Phase::kInputs, layer);
       for (const auto& rank : ranks_) rank->write(layer, tensors(batch, rank->rank()));
-      gpu::wait(context_);
+      wait();
       clock.end(Phase::kWrite, layer);
       on_ranks([&](const BackendRank<Family>& rank) { rank.attend(layer, tensors(batch, rank.rank())); });
-      gpu::wait(context_);
+      wait();
       clock.end(Phase::kRun, layer);
       gather_outputs(batch.num_tokens());
       LayerOutput output = inputs_.output(layer, batch.num_tokens());
@@ -95,6 +94,51 @@ class BackendStack final : public AttentionStack {
   const KvCacheView& cache(int32_t layer) const override { return ranks_.front()->cache(layer); }
 
  private:
+  /// Ranks of this process, a thread each: on GPUs of their own over NCCL where there are as many, else all on one
+  /// device.
+  void make_ranks() {
+    distributed::ThreadGroupOptions options;
+    contexts_.assign(static_cast<size_t>(config_.dcp), context_);
+#if defined(FOLIO_REPLAY_HAS_NCCL)
+    if (gpu::is_gpu(context_) && gpu::count() >= config_.dcp) {
+      for (int32_t r = 0; r < config_.dcp; ++r) contexts_[static_cast<size_t>(r)] = Context::cuda(r);
+      threads_ = distributed::make_thread_groups(config_.dcp, options);
+      make_gpu_groups();
+    }
+#endif
+    if (gpus_.empty()) {
+      options.context = context_;
+      threads_ = distributed::make_thread_groups(config_.dcp, options);
+    }
+    for (size_t r = 0; r < threads_.size(); ++r) {
+      distributed::ProcessGroup* const group = gpus_.empty() ? threads_[r].get() : gpus_[r].get();
+      ranks_.push_back(std::make_unique<BackendRank<Family>>(contexts_[r], config_, group));
+    }
+  }
+
+#if defined(FOLIO_REPLAY_HAS_NCCL)
+  /// Collective, so on a thread a rank.
+  void make_gpu_groups() {
+    distributed::NcclGroupOptions nccl;
+    nccl.id = distributed::nccl_unique_id();
+    nccl.size = config_.dcp;
+    gpus_.resize(threads_.size());
+    on_threads(threads_.size(), [&](size_t r) {
+      distributed::NcclGroupOptions own = nccl;
+      own.rank = static_cast<int32_t>(r);
+      own.control = threads_[r].get();
+      gpus_[r] = distributed::make_nccl_group(contexts_[r], own);
+    });
+  }
+#endif
+
+  /// For every device that ranks are on.
+  void wait() const {
+    gpu::wait(context_);
+    if (gpus_.empty()) return;
+    for (const Context& context : contexts_) gpu::wait(context);
+  }
+
   void describe() {
     attention_.num_q_heads = config_.num_q_heads;
     attention_.num_kv_heads = config_.num_kv_heads;
@@ -167,14 +211,20 @@ class BackendStack final : public AttentionStack {
   void on_ranks(const Body& body) {
     if (ranks_.size() == 1) {
       body(*ranks_.front());
-      return;
+    } else {
+      on_threads(ranks_.size(), [&](size_t r) { body(*ranks_[r]); });
     }
-    std::vector<std::exception_ptr> errors(ranks_.size());
+  }
+
+  /// Calls body(r) for each r. A rank that throws makes the others fail.
+  template <typename Body>
+  void on_threads(size_t count, const Body& body) {
+    std::vector<std::exception_ptr> errors(count);
     std::vector<std::thread> threads;
-    for (size_t r = 0; r < ranks_.size(); ++r) {
+    for (size_t r = 0; r < count; ++r) {
       threads.emplace_back([&, r] {
         try {
-          body(*ranks_[r]);
+          body(r);
         } catch (const std::exception& error) {
           errors[r] = std::current_exception();
           threads_[r]->fail(error.what());
@@ -195,7 +245,9 @@ class BackendStack final : public AttentionStack {
     processes_->all_gather(all + static_cast<size_t>(processes_->rank()) * bytes, all, bytes);
   }
 
-  int32_t window_of(int32_t layer) const { return config_.has_window(layer) ? config_.window_left : -1; }
+  int32_t window_of(int32_t layer) const {
+    return config_.has_window(layer) ? config_.window_left : -1;
+  }
 
   int32_t layers_of(int32_t window_left) const {
     int32_t layers = 0;
@@ -238,6 +290,8 @@ class BackendStack final : public AttentionStack {
   StepInputs inputs_;
   distributed::ProcessGroup* processes_;
   std::vector<std::unique_ptr<distributed::ProcessGroup>> threads_;
+  std::vector<std::unique_ptr<distributed::ProcessGroup>> gpus_;  ///< of ranks on GPUs of their own, over threads_
+  std::vector<Context> contexts_;                            ///< of the ranks of this process, where there are several
   std::vector<std::unique_ptr<BackendRank<Family>>> ranks_;  ///< those of this process
   AttentionConfig attention_;
   WorkCounts work_;
