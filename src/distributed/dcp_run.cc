@@ -24,12 +24,6 @@ void check_tensor(const char* name, const ConstTensorView& tensor, DType dtype, 
   core::require(tensor.data != nullptr || tokens == 0, name, " has no memory");
 }
 
-template <typename Tensor>
-Tensor first_tokens(Tensor tensor, int64_t tokens) {
-  tensor.shape[0] = tokens;
-  return tensor;
-}
-
 /// One call of `run`.
 class Run {
  public:

@@ -71,6 +71,13 @@ struct DcpState {
   const attention::GpuBackend* gpu() const { return context.state().gpu.get(); }
 };
 
+/// A tensor without what stands behind its first tokens.
+template <typename Tensor>
+Tensor first_tokens(Tensor tensor, int64_t tokens) {
+  tensor.shape[0] = tokens;
+  return tensor;
+}
+
 /// FNV-1a over 32-bit values: tells apart what ranks should have in common.
 class Digest {
  public:

@@ -70,12 +70,6 @@ PcpLayout pcp_layout(const PcpState& state, const PcpPlan& plan) {
 
 namespace {
 
-template <typename Tensor>
-Tensor first_tokens(Tensor tensor, int64_t tokens) {
-  tensor.shape[0] = tokens;
-  return tensor;
-}
-
 /// One call of `run`.
 class Run {
  public:

@@ -94,6 +94,17 @@ class Rows {
   TensorView view_;
 };
 
+/// What both kinds of arguments have.
+template <typename Args>
+void set_args(Args& args, const Rows& q, const Rows& out, const Shard& shard, const StackConfig& stack) {
+  args.q = q.in();
+  args.out = out.out();
+  args.cache = shard.cache();
+  args.table = shard.table();
+  args.k_scale = args.v_scale = replay::cache_scale(stack.kv);
+  args.logits_soft_cap = stack.logits_soft_cap;
+}
+
 /// Lengths of the whole batch.
 struct Lengths {
   explicit Lengths(const BenchShape& shape) : seq_lens(static_cast<size_t>(shape.batch), shape.kv_len) {
@@ -119,12 +130,7 @@ class DcpLayer final : public RankLayer {
     batch.seq_lens = lengths.seq_lens.data();
     plan_ = layer_.plan(batch);
     workspace_ = MappedMemory::on(context, layer_.workspace_size(plan_));
-    args_.q = q_.in();
-    args_.out = out_.out();
-    args_.cache = shard_.cache();
-    args_.table = shard_.table();
-    args_.k_scale = args_.v_scale = replay::cache_scale(stack.kv);
-    args_.logits_soft_cap = stack.logits_soft_cap;
+    set_args(args_, q_, out_, shard_, stack);
   }
   void run(Stream stream) override { layer_.run(plan_, args_, {workspace_.data(), workspace_.bytes()}, stream); }
   std::string kernel_name() const override { return layer_.cached_op().kernel_name(); }
@@ -165,14 +171,9 @@ class PcpLayer final : public RankLayer {
         v_(context, layer_.config().attention.ragged_kv, plan_.num_tokens, stack.num_kv_heads, stack.head_dim_v),
         out_(context, stack.out(), plan_.num_tokens, stack.num_q_heads, stack.head_dim_v),
         workspace_(MappedMemory::on(context, layer_.workspace_size(plan_))) {
-    args_.q = q_.in();
+    set_args(args_, q_, out_, shard_, stack);
     args_.k = k_.in();
     args_.v = v_.in();
-    args_.out = out_.out();
-    args_.cache = shard_.cache();
-    args_.table = shard_.table();
-    args_.k_scale = args_.v_scale = replay::cache_scale(stack.kv);
-    args_.logits_soft_cap = stack.logits_soft_cap;
   }
   void run(Stream stream) override { layer_.run(plan_, args_, {workspace_.data(), workspace_.bytes()}, stream); }
   std::string kernel_name() const override { return layer_.fresh_op().kernel_name(); }
