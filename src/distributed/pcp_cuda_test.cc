@@ -136,7 +136,15 @@ std::vector<PcpSetup> gpu_setups() {
   return setups;
 }
 
-TEST(PcpAttentionOnAGpu, EqualsTheUndividedBatch) {
+class PcpAttentionOnAGpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) GTEST_SKIP() << "no GPU";
+  }
+};
+
+TEST_F(PcpAttentionOnAGpu, EqualsTheUndividedBatch) {
   for (PcpSetup setup : gpu_setups()) {
     for (const PcpExchange exchange : {PcpExchange::kPassQ, PcpExchange::kPassKv}) {
       setup.exchange = exchange;
@@ -147,7 +155,7 @@ TEST(PcpAttentionOnAGpu, EqualsTheUndividedBatch) {
   }
 }
 
-TEST(PcpAttentionOnAGpu, PlansCompareTheBatches) {
+TEST_F(PcpAttentionOnAGpu, PlansCompareTheBatches) {
   PcpSetup setup = gpu_setups()[0], other = setup;
   other.whole.requests[1].seq_len = 71;
   run_ranks(
@@ -166,7 +174,7 @@ TEST(PcpAttentionOnAGpu, PlansCompareTheBatches) {
       on_gpu());
 }
 
-TEST(PcpAttentionOnAGpu, RefusesWhatItsKernelsDoNotTake) {
+TEST_F(PcpAttentionOnAGpu, RefusesWhatItsKernelsDoNotTake) {
   PcpSetup setup = gpu_setups()[0];
   setup.whole.world = 9;
   setup.exchange = PcpExchange::kPassKv;
