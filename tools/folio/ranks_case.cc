@@ -51,8 +51,11 @@ class Runs {
   double seconds(double min_seconds) const {
     return seconds_of(context_, min_seconds, std::cref(*this)) / runs_of_a_call();
   }
-  /// Of one run, over so many calls.
-  double seconds_of_calls(int64_t calls) const {
+  /// Of one run, over so many calls, which all ranks begin together.
+  double seconds_of_calls(int64_t calls, distributed::ProcessGroup& control) const {
+    (*this)();
+    replay::gpu::wait(context_);
+    control.barrier();
     replay::Stopwatch watch;
     for (int64_t i = 0; i < calls; ++i) (*this)();
     replay::gpu::wait(context_);
@@ -163,8 +166,7 @@ RanksResult measure_ranks(const StackConfig& stack, const BenchShape& shape, con
     for (int32_t round = 0; round < effort.rounds; ++round) {
       const double undivided = rank == 0 ? whole_runs->seconds(effort.min_seconds) : 0.0;
       control.barrier();
-      divided_runs();  // every rank has come when the next begins
-      seconds[static_cast<size_t>(rank)] = divided_runs.seconds_of_calls(calls);
+      seconds[static_cast<size_t>(rank)] = divided_runs.seconds_of_calls(calls, control);
       control.barrier();
       if (rank == 0) rounds.add(options.ranks, undivided, *std::max_element(seconds.begin(), seconds.end()));
     }
