@@ -18,6 +18,7 @@
 #include "core/error.hpp"
 #include "cuda/captured_graph.hpp"
 #include "distributed/dcp_case_test_util.hpp"
+#include "distributed/device_memory_test_util.hpp"
 #include "distributed/enqueued_group_test_util.hpp"
 
 namespace folio::distributed::testing {
@@ -52,35 +53,6 @@ class Gate {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool open_ = false, passed_ = false;
-};
-
-class DeviceMemory {
- public:
-  explicit DeviceMemory(size_t bytes) : bytes_(bytes) {
-    check(cudaMalloc(&data_, std::max<size_t>(bytes, 256)));
-    check(cudaMemset(data_, 0xff, std::max<size_t>(bytes, 256)));  // NaN
-    check(cudaStreamSynchronize(nullptr));
-  }
-  ~DeviceMemory() { static_cast<void>(cudaFree(data_)); }
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
-  void set(const void* from, size_t bytes) {
-    if (bytes > bytes_) throw std::runtime_error("the memory is too small");
-    if (bytes == 0) return;
-    check(cudaMemcpy(data_, from, bytes, cudaMemcpyHostToDevice));
-    check(cudaStreamSynchronize(nullptr));
-  }
-  template <typename T>
-  void set(const std::vector<T>& values) {
-    set(values.data(), values.size() * sizeof(T));
-  }
-  void get(void* to, size_t bytes) const { check(cudaMemcpy(to, data_, bytes, cudaMemcpyDeviceToHost)); }
-  Workspace workspace() const { return {data_, bytes_}; }
-
- private:
-  size_t bytes_;
-  void* data_ = nullptr;
 };
 
 /// One rank's arguments in device memory that has room for the case it was made for, and holds any smaller one.
