@@ -16,36 +16,23 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "cuda/captured_graph.hpp"
 #include "distributed/dcp_case_test_util.hpp"
+#include "distributed/device_memory_test_util.hpp"
 #include "distributed/enqueued_group_test_util.hpp"
 
 namespace folio::distributed::testing {
 namespace {
 
+using cuda_test::CapturedGraph;
+using cuda_test::check;
+using cuda_test::TestStream;
 using ::testing::HasSubstr;
-
-void check(cudaError_t status) {
-  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
-}
-
-class OwnStream {
- public:
-  OwnStream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
-  ~OwnStream() { static_cast<void>(cudaStreamDestroy(stream_)); }
-  OwnStream(const OwnStream&) = delete;
-  OwnStream& operator=(const OwnStream&) = delete;
-  Stream get() const { return {stream_}; }
-  cudaStream_t native() const { return stream_; }
-  void wait() const { check(cudaStreamSynchronize(stream_)); }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
 
 /// Keeps a stream from going on until it is opened.
 class Gate {
  public:
-  explicit Gate(const OwnStream& stream) {
+  explicit Gate(const TestStream& stream) {
     check(cudaLaunchHostFunc(
         stream.native(), [](void* self) { static_cast<Gate*>(self)->pass(); }, this));
   }
@@ -66,35 +53,6 @@ class Gate {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool open_ = false, passed_ = false;
-};
-
-class DeviceMemory {
- public:
-  explicit DeviceMemory(size_t bytes) : bytes_(bytes) {
-    check(cudaMalloc(&data_, std::max<size_t>(bytes, 256)));
-    check(cudaMemset(data_, 0xff, std::max<size_t>(bytes, 256)));  // NaN
-    check(cudaStreamSynchronize(nullptr));
-  }
-  ~DeviceMemory() { static_cast<void>(cudaFree(data_)); }
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
-  void set(const void* from, size_t bytes) {
-    if (bytes > bytes_) throw std::runtime_error("the memory is too small");
-    if (bytes == 0) return;
-    check(cudaMemcpy(data_, from, bytes, cudaMemcpyHostToDevice));
-    check(cudaStreamSynchronize(nullptr));
-  }
-  template <typename T>
-  void set(const std::vector<T>& values) {
-    set(values.data(), values.size() * sizeof(T));
-  }
-  void get(void* to, size_t bytes) const { check(cudaMemcpy(to, data_, bytes, cudaMemcpyDeviceToHost)); }
-  Workspace workspace() const { return {data_, bytes_}; }
-
- private:
-  size_t bytes_;
-  void* data_ = nullptr;
 };
 
 /// One rank's arguments in device memory that has room for the case it was made for, and holds any smaller one.
@@ -255,7 +213,7 @@ struct RankStep {
     scratch = std::make_unique<DeviceMemory>(attention.workspace_size(plan));
     return scratch->workspace();
   }
-  OwnStream stream;
+  TestStream stream;
   DcpAttention attention;
   DeviceRank memory;
   std::unique_ptr<DeviceMemory> scratch;
@@ -282,26 +240,6 @@ TEST_F(DcpStepsOnGpu, RunWaitsForNothing) {
     EXPECT_EQ(whole.wrong_outputs(), "") << setup.name;
   }
 }
-
-/// Work captured from a stream, and launched there.
-class CapturedStep {
- public:
-  CapturedStep(const OwnStream& stream, const std::function<void()>& enqueue) {
-    check(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal));
-    enqueue();
-    cudaGraph_t graph = nullptr;
-    check(cudaStreamEndCapture(stream.native(), &graph));
-    check(cudaGraphInstantiate(&executable_, graph, 0));
-    check(cudaGraphDestroy(graph));
-  }
-  ~CapturedStep() { static_cast<void>(cudaGraphExecDestroy(executable_)); }
-  CapturedStep(const CapturedStep&) = delete;
-  CapturedStep& operator=(const CapturedStep&) = delete;
-  void launch(const OwnStream& stream) const { check(cudaGraphLaunch(executable_, stream.native())); }
-
- private:
-  cudaGraphExec_t executable_ = nullptr;
-};
 
 /// A case that has room for others, and those.
 struct ReplayedCases {
@@ -336,7 +274,7 @@ void replay(const DcpSetup& setup, bool plan_in_graph) {
     const Workspace workspace = step.workspace(plan);
     step.stream.wait();  // the eager plan has read the lengths
     group.meet();
-    const CapturedStep graph(step.stream, [&] {
+    const CapturedGraph graph(step.stream, [&] {
       if (plan_in_graph) plan = step.attention.plan(batch, stream);
       step.attention.run(plan, step.memory.args(), workspace, stream);
     });
@@ -469,7 +407,7 @@ TEST_F(DcpStepsOnGpu, GraphsNeedAGroupThatEnqueues) {
         DeviceRank memory(whole, group.rank());
         const DcpPlan plan = attention.plan(whole.batch());
         DeviceMemory scratch(attention.workspace_size(plan));
-        OwnStream stream;
+        TestStream stream;
         group.barrier();
         check(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal));
         expect_error("ProcessGroup::enqueues",

@@ -56,6 +56,49 @@ void run_changed(PcpCase& divided, ProcessGroup& group, Change change) {
   attention.run(plan, args, {workspace.data(), workspace.bytes()});
 }
 
+TEST(PcpAttention, BoundsSayWhatAStepMayBe) {
+  PcpSetup setup = three_requests();
+  setup.bounds = GraphBounds{3, 42, 37, 164, 0};
+  EXPECT_EQ(plan_of(setup).exchange, PcpExchange::kPassQ);
+  setup.max_tokens = 25;
+  EXPECT_EQ(plan_of(setup).max_tokens, 25);
+  const auto refused = [&](auto change, const char* text) {
+    PcpSetup changed = setup;
+    change(changed);
+    expect_refusal(ErrorCode::kInvalidArgument, text, [&] { plan_of(changed); });
+  };
+  refused([](PcpSetup& s) { s.bounds->max_requests = 2; }, "num_requests is 3; the bounds allow 2");
+  refused([](PcpSetup& s) { s.bounds->max_tokens = 41; }, "the batch has 42 new tokens; the bounds allow 41");
+  refused([](PcpSetup& s) { s.bounds->max_q_len = 36; }, "request 2 has 37 new tokens; the bounds allow 36");
+  refused([](PcpSetup& s) { s.bounds->max_kv_len = 163; }, "request 2: seq_lens is 164; the bounds allow 163");
+  refused([](PcpSetup& s) { s.bounds->max_shared_levels = 1; }, "bounds.max_shared_levels is 1");
+  refused([](PcpSetup& s) { s.bounds.reset(); }, "max_tokens is 25; without PcpConfig::bounds it is 0");
+  refused([](PcpSetup& s) { s.max_tokens = 20; }, "max_tokens is 20; it is 0, or from the most tokens of a rank, 22");
+  refused([](PcpSetup& s) { s.max_tokens = 28; }, "to 27, the most within the bounds");
+  setup.exchange = PcpExchange::kPassKv;
+  expect_refusal(ErrorCode::kUnsupported, "exchange is kPassKv with bounds", [&] { plan_of(setup); });
+}
+
+TEST(PcpAttention, WorkspacesOfBoundsHoldAnyStep) {
+  PcpSetup setup = three_requests();
+  auto groups = make_thread_groups(2, {std::chrono::seconds(40)});
+  const PcpCase unbounded(setup);
+  expect_refusal(ErrorCode::kInvalidArgument, "only PcpConfig::bounds says", [&] {
+    static_cast<void>(PcpAttention(pcp_context(), *groups[0], unbounded.config()).workspace_size());
+  });
+  setup.bounds = GraphBounds{3, 42, 37, 164, 0};
+  setup.max_tokens = 27;
+  PcpCase divided(setup);
+  PcpAttention attention(pcp_context(), *groups[0], divided.config());
+  EXPECT_EQ(attention.workspace_size(attention.plan(divided.batch())), attention.workspace_size());
+  PcpArgs args = divided.args(0);
+  args.out.shape[0] = 26;
+  core::AlignedBuffer workspace(attention.workspace_size(), core::AlignedBuffer::kWorkspaceAlignment);
+  expect_refusal(ErrorCode::kInvalidArgument, "out has 26 tokens; the plan has 27, padding included", [&] {
+    attention.run(attention.plan(divided.batch()), args, {workspace.data(), workspace.bytes()});
+  });
+}
+
 TEST(PcpAttention, PassesOlderTokensTheCheaperWay) {
   // On two ranks, 32 of 64 older tokens each: one page of 32 tokens.
   PcpSetup setup;

@@ -292,9 +292,9 @@ Command add_bench_command(CLI::App& app) {
   command->add_option("--min-ms", flags->min_ms, "repeat a measurement within a round until it took so long")
       ->check(CLI::Range(0.001, 60000.0))
       ->capture_default_str();
-  command->add_option("--ranks", flags->ranks, "decode context parallelism: so many ranks divide every request's KV")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 1024));
+  auto* const ranks = command->add_option("--ranks", flags->ranks,
+                                          "decode context parallelism: so many ranks divide every request's KV");
+  ranks->delimiter(',')->check(CLI::Range(1, 1024));
   command->add_flag("--simulate", flags->simulate,
                     "with --ranks: this machine runs rank 0, whose links take what their rates say; else each rank "
                     "has a GPU");
@@ -305,9 +305,11 @@ Command add_bench_command(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--dcp-comm", flags->dcp_comm, "with --ranks: how they combine their results")
       ->check(CLI::IsMember({"ag_rs", "a2a"}))
+      ->needs(ranks)
       ->capture_default_str();
   command->add_option("--dcp-interleave", flags->dcp_interleave, "with --ranks: neighbouring tokens on one rank")
       ->check(CLI::Range(1, 1 << 20))
+      ->needs(ranks)
       ->capture_default_str();
   command
       ->add_option("--ranks-per-node", flags->ranks_per_node,
