@@ -32,6 +32,7 @@ class EnqueuedGroup final : public ProcessGroup {
   int32_t size() const noexcept override { return on_streams_->size(); }
   Device device() const noexcept override { return device_; }
   bool enqueues() const noexcept override { return true; }
+  std::chrono::milliseconds timeout() const noexcept override { return on_hosts_->timeout(); }
 
   void all_gather(const void* send, void* recv, size_t bytes, Stream stream) override {
     enqueue(stream, [=](ProcessGroup& group) { group.all_gather(send, recv, bytes, {}); });
@@ -88,13 +89,17 @@ class EnqueuedGroup final : public ProcessGroup {
   std::atomic<bool> failed_{false};
 };
 
-/// Runs body(group) on a thread for each rank. The first error is thrown once all have ended.
-inline void run_enqueued_ranks(int32_t world, Device device, const std::function<void(EnqueuedGroup&)>& body) {
-  auto on_streams = make_thread_groups(world, {std::chrono::seconds(60)});
-  auto on_hosts = make_thread_groups(world, {std::chrono::seconds(60)});
+/// Runs body(group) on a thread for each rank, rank r on devices[r % their number]. The first error is thrown once all
+/// have ended.
+inline void run_enqueued_ranks(int32_t world, const std::vector<Device>& devices,
+                               const std::function<void(EnqueuedGroup&)>& body,
+                               std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
+  auto on_streams = make_thread_groups(world, {timeout});
+  auto on_hosts = make_thread_groups(world, {timeout});
   std::vector<std::unique_ptr<EnqueuedGroup>> groups;
   for (size_t r = 0; r < on_streams.size(); ++r) {
-    groups.push_back(std::make_unique<EnqueuedGroup>(device, std::move(on_streams[r]), std::move(on_hosts[r])));
+    groups.push_back(
+        std::make_unique<EnqueuedGroup>(devices[r % devices.size()], std::move(on_streams[r]), std::move(on_hosts[r])));
   }
   std::vector<std::exception_ptr> thrown(groups.size());
   {
@@ -113,6 +118,9 @@ inline void run_enqueued_ranks(int32_t world, Device device, const std::function
   for (const std::exception_ptr& error : thrown) {
     if (error != nullptr) std::rethrow_exception(error);
   }
+}
+inline void run_enqueued_ranks(int32_t world, Device device, const std::function<void(EnqueuedGroup&)>& body) {
+  run_enqueued_ranks(world, std::vector<Device>{device}, body);
 }
 
 }  // namespace folio::distributed::testing

@@ -118,6 +118,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   cudaDeviceGetAttribute(&properties->major, cudaDevAttrComputeCapabilityMajor, device);
   cudaDeviceGetAttribute(&properties->minor, cudaDevAttrComputeCapabilityMinor, device);
   properties->totalGlobalMem = size_t{8} << 30;
+  properties->uuid.bytes[0] = static_cast<char>(device + 1);
   return result(cudaSuccess);
 }
 cudaError_t cudaDeviceSynchronize() {
