@@ -13,7 +13,10 @@ namespace folio::inline v0::kernels::cuda {
 class PeerExchange {
  public:
   __device__ explicit PeerExchange(const PeerRanks& ranks)
-      : ranks_(ranks), cta_(blockIdx.x), number_(own<uint32_t>(ranks.layout.counters)[cta_] + 1) {}
+      : ranks_(ranks),
+        cta_(blockIdx.x),
+        number_(own<uint32_t>(ranks.layout.counters)[cta_] + 1),
+        earlier_fault_(own<volatile uint32_t>(ranks.layout.fault)[0]) {}
 
   __device__ uint32_t number() const { return number_; }
 
@@ -48,8 +51,8 @@ class PeerExchange {
     uint32_t* const fault = &own<PeerFault>(ranks_.layout.fault)->word;
     const uint32_t* const there = flag(ranks_.rank, peer);
     const uint64_t begin = ptx::global_timer();
+    uint32_t reported = earlier_fault_;
     for (;;) {
-      const uint32_t reported = ptx::ld_acquire_system(fault);
       if (reported != 0) {
         tell_host({reported});
         return false;
@@ -59,6 +62,7 @@ class PeerExchange {
         ptx::wait_for_other_grids();
       }
       if (ptx::global_timer() - begin > ranks_.timeout) break;
+      reported = ptx::ld_acquire_system(fault);
     }
     const PeerFault found = PeerFault::of(peer, ranks_.rank);
     for (int32_t r = 0; r < ranks_.layout.world; ++r) {
@@ -76,6 +80,7 @@ class PeerExchange {
   const PeerRanks& ranks_;
   const uint32_t cta_;
   const uint32_t number_;
+  const uint32_t earlier_fault_;
 };
 
 }  // namespace folio::inline v0::kernels::cuda
