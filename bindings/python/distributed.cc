@@ -24,6 +24,18 @@ struct folio::python::Names<folio::distributed::DcpCombine> {
 };
 FOLIO_PYTHON_ENUM(folio::distributed::DcpCombine);
 
+template <>
+struct folio::python::Names<folio::distributed::DcpTransport> {
+  static constexpr const char* kName = "DcpTransport";
+  static constexpr const char* kDoc = "By what ranks bring each other queries and partial results.";
+  static constexpr Enumerator<distributed::DcpTransport> kAll[] = {
+      {"AUTO", distributed::DcpTransport::kAuto,
+       "Peer memory where it can be had, each rank has a GPU of its own and a layer's bytes are few; else GROUP."},
+      {"GROUP", distributed::DcpTransport::kGroup, "The process group's operations."},
+      {"PEER", distributed::DcpTransport::kPeer, "Peer memory: GPUs of one host store to each other's memory."}};
+};
+FOLIO_PYTHON_ENUM(folio::distributed::DcpTransport);
+
 /// Attention over a KV cache that is divided over the ranks of a group, and its parts.
 namespace folio::python {
 namespace {
@@ -56,6 +68,9 @@ void bind_context_parallel(nb::module_& m) {
       "dcp_combine_from_name",
       [](const std::string& name, int32_t world) { return distributed::dcp_combine_from_name(name, world); },
       nb::arg("name"), nb::arg("world"), "'ag_rs' and 'a2a', the values of vLLM's dcp_comm_backend.");
+  m.def(
+      "dcp_transport_from_name", [](const std::string& name) { return distributed::dcp_transport_from_name(name); },
+      nb::arg("name"), "'auto', 'group' and 'peer'.");
   m.def("use_replicated_queries", &distributed::use_replicated_queries, nb::arg("wish").none(), nb::arg("combine"),
         nb::arg("world"), nb::arg("prefill_world"),
         "Whether an engine should let every rank compute the queries of all ranks' heads.");
@@ -282,6 +297,7 @@ void bind_dcp_values(nb::module_& m) {
                field("replicated_queries", &C::replicated_queries, "every rank has the queries of all ranks' heads"),
                field("all_heads_out", &C::all_heads_out,
                      "every rank gets the results of all ranks' heads; needs replicated_queries"),
+               field("transport", &C::transport, "by what ranks exchange, a DcpTransport"),
                field("force_kernel", &C::force_kernel, "as PrepareOptions.force_kernel"),
                field("num_workers", &C::num_workers, "as PrepareOptions.num_workers"),
                field("max_kv_splits", &C::max_kv_splits, "as PrepareOptions.max_kv_splits"),
@@ -324,6 +340,9 @@ void bind_dcp_values(nb::module_& m) {
       .def_prop_ro(
           "reads_new_tokens", [](const DcpStep& self) { return self.plan.reads_new_tokens; },
           "Some request's new tokens are read from k and v.")
+      .def_prop_ro(
+          "over_peer_memory", [](const DcpStep& self) { return self.plan.over_peer_memory; },
+          "Queries and partial results go over peer memory.")
       .def_prop_ro(
           "digest", [](const DcpStep& self) { return self.plan.digest; },
           "Of batch and configuration; run compares it.")
@@ -434,6 +453,7 @@ void bind_dcp(nb::module_& m) {
 
 void bind_distributed(nb::module_& m) {
   bind_enum<DcpCombine>(m);
+  bind_enum<distributed::DcpTransport>(m);
   bind_context_parallel(m);
   bind_combines(m);
   bind_dcp_values(m);

@@ -29,6 +29,7 @@ uint64_t digest_of(const DcpConfig& config) {
       .add(config.combine)
       .add(config.replicated_queries)
       .add(config.all_heads_out)
+      .add(config.transport)
       .add(config.bounds.has_value());
   if (!config.bounds) return digest.value();
   const GraphBounds& bounds = *config.bounds;
@@ -102,6 +103,7 @@ void report(HeaderFault& fault, int32_t own, const char* when) {
 
 void report(DcpState& state) {
   if (state.status == nullptr) return;
+  if (state.peers.memory != nullptr) state.peers.memory->report(*state.group);
   report(state.status->plan, state.group->rank(), "an earlier plan from device lengths: ");
   report(state.status->run, state.group->rank(), "an earlier run: ");
   check_plans(state.cached_buffer);

@@ -80,8 +80,6 @@ void forget_lengths(CommonAttentionMetadata& batch) {
   batch.dcp_local_seq_lens = {};
 }
 
-#if defined(FOLIO_EMULATED_CUDA)
-
 /// Captures a step's layers and replays them.
 class GraphHome final : public DeviceHome {
  public:
@@ -106,7 +104,7 @@ class GraphHome final : public DeviceHome {
 /// Captured layers, over a group whose operations are enqueued, as NCCL's are.
 TEST_P(DcpBackendsOnGpu, EqualTheUndividedCacheInGraphs) {
   const auto [kind, world, interleave, combine] = GetParam();
-  const Context context = Context::cuda(0);
+  if (const std::string why = distributed::testing::why_no_enqueued_ranks(world); !why.empty()) GTEST_SKIP() << why;
   DcpSetup plain;
   plain.world = world;
   plain.interleave = interleave;
@@ -127,9 +125,9 @@ TEST_P(DcpBackendsOnGpu, EqualTheUndividedCacheInGraphs) {
     hooks.options = [](FlashAttentionOptions& options) { options.steps_in_flight = 1; };
     const auto body = [&, kind = kind](distributed::testing::EnqueuedGroup& group) {
       GraphHome home(group);
-      run_backend(whole, kind, group, context, graphs, &home, hooks);
+      run_backend(whole, kind, group, group.context(), graphs, &home, hooks);
     };
-    distributed::testing::run_enqueued_ranks(world, context.device(), body);
+    distributed::testing::run_enqueued_ranks(world, body);
     EXPECT_EQ(whole.wrong_outputs(), "") << setup.name;
   }
 }
@@ -139,7 +137,7 @@ TEST_P(DcpBackendsOnGpu, EqualTheUndividedCacheInGraphs) {
 TEST_P(DcpBackendsOnGpu, EqualTheUndividedCacheFromDeviceLengths) {
   const auto [kind, world, interleave, combine] = GetParam();
   if (kind != BackendKind::kFlashAttention) GTEST_SKIP() << "FlashInfer's builder plans from the host's lengths";
-  const Context context = Context::cuda(0);
+  if (const std::string why = distributed::testing::why_no_enqueued_ranks(world); !why.empty()) GTEST_SKIP() << why;
   DcpSetup mixed;
   mixed.name = "mixed";
   mixed.world = world;
@@ -179,14 +177,12 @@ TEST_P(DcpBackendsOnGpu, EqualTheUndividedCacheFromDeviceLengths) {
         write(shorter);
         home.before_replays = [write, lens] { write(lens); };
       };
-      run_backend(whole, BackendKind::kFlashAttention, group, context, change, &home, hooks);
+      run_backend(whole, BackendKind::kFlashAttention, group, group.context(), change, &home, hooks);
     };
-    distributed::testing::run_enqueued_ranks(world, context.device(), body);
+    distributed::testing::run_enqueued_ranks(world, body);
     EXPECT_EQ(whole.wrong_outputs(), "") << setup.name;
   }
 }
-
-#endif
 
 /// The same over a group that waits on the host, without a graph; and what does not go with it.
 TEST(DcpBackendsOnGpuLengths, ArePlannedEagerlyToo) {

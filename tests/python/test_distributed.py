@@ -131,11 +131,13 @@ def test_shares_of_lengths():
     assert folio.max_dcp_context_len(40, world, interleave) == -(-40 // 6) * 2 >= max(map(max, expected))
     assert folio.dcp_combine_from_name("a2a", 2) == folio.DcpCombine.ALL_TO_ALL
     assert folio.dcp_combine_from_name("ag_rs", 1) == folio.DcpCombine.ALL_GATHER_REDUCE_SCATTER
+    assert folio.dcp_transport_from_name("peer") == folio.DcpTransport.PEER
     assert folio.use_replicated_queries(None, "all_to_all", 2, 1)
     assert not folio.use_replicated_queries(True, "all_to_all", 1, 1)
     assert [folio.lse_lanes(dtype) for dtype in ("float32", "bfloat16")] == [1, 2]
     for call in (lambda: folio.get_dcp_local_seq_lens([-1], 2), lambda: folio.get_dcp_local_seq_lens([1], 2, 2),
                  lambda: folio.get_dcp_local_seq_lens([1], 0), lambda: folio.dcp_combine_from_name("ring", 2),
+                 lambda: folio.dcp_transport_from_name("nvls"),
                  lambda: folio.lse_lanes("float8_e4m3fn")):
         with pytest.raises(folio.InvalidArgument):
             call()

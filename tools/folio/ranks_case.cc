@@ -147,12 +147,14 @@ RanksResult measure_ranks(const StackConfig& stack, const BenchShape& shape, con
     nccl.control = &control;
     const auto group = distributed::make_nccl_group(context, nccl);
     const auto divided = make_rank_layer(context, *group, stack, options, shape);
+    control.barrier();  // no rank allocates while another one's kernel waits for it
     const Runs divided_runs(context, *divided, options.graph);
     std::unique_ptr<distributed::SimulatedGroup> alone;
     std::unique_ptr<RankLayer> whole;
     std::optional<Runs> whole_runs;
     if (rank == 0) {
       result.kernel = divided->kernel_name();
+      result.over_peer_memory = divided->over_peer_memory();
       distributed::SimulatedGroupOptions one;
       one.context = context;
       alone = distributed::make_simulated_group(1, one);
