@@ -16,11 +16,11 @@
 #include <vector>
 
 #include "core/error.hpp"
-#include "cuda/captured_graph.hpp"
 #include "distributed/dcp_case_test_util.hpp"
 #include "distributed/device_memory_test_util.hpp"
 #include "distributed/enqueued_group_test_util.hpp"
 #include "distributed/expectations_test_util.hpp"
+#include "platform/cuda/captured_graph_test_util.hpp"
 
 namespace folio::distributed::testing {
 namespace {
