@@ -3,6 +3,7 @@
 #include <bit>
 #include <cmath>
 
+#include "attention/cache_args.hpp"
 #include "core/error.hpp"
 #include "distributed/dcp_state.hpp"
 
@@ -114,6 +115,14 @@ void check_capture(const DcpState& state, bool capturing) {
   core::require(!capturing || state.group->size() == 1 || state.group->enqueues(),
                 "the stream is captured, and the group's operations wait on the host: graphs need a group whose "
                 "ProcessGroup::enqueues is true");
+}
+
+void check_rows(const char* name, const ConstTensorView& tensor, DType dtype, int64_t rows, int64_t heads,
+                int64_t dim) {
+  attention::check_tensor(name, tensor, heads, dim);
+  core::require(tensor.dtype == dtype, name, " is ", tensor.dtype, "; it must be ", dtype);
+  core::require(tensor.shape[0] >= rows, name, " has ", tensor.shape[0], " tokens; the plan has ", rows);
+  core::require(tensor.data != nullptr || rows == 0, name, " has no memory");
 }
 
 void agree(ProcessGroup& group, std::vector<RankRecord>& records, uint64_t digest, const std::exception_ptr& failure,

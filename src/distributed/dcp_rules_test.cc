@@ -10,6 +10,7 @@
 
 #include "core/aligned_buffer.hpp"
 #include "distributed/dcp_case_test_util.hpp"
+#include "distributed/expectations_test_util.hpp"
 #include "folio/types/float_convert.hpp"
 
 namespace folio::distributed::testing {
@@ -26,17 +27,6 @@ DcpSetup small_setup() {
   DcpSetup setup;
   setup.requests = {{5, 1}, {70, 4}, {64, 17}};
   return setup;
-}
-
-template <typename Call>
-void expect_error(ErrorCode code, const char* text, Call call) {
-  try {
-    call();
-    ADD_FAILURE() << "did not throw: " << text;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    EXPECT_THAT(error.what(), HasSubstr(text));
-  }
 }
 
 // The originals multiplied the heads by the ranks twice, and once where queries are local.
@@ -182,7 +172,7 @@ TEST(DcpAttention, RefusesArgumentsBeforeAnythingIsSentOrWritten) {
     expect_error(ErrorCode::kInvalidArgument, text, [&] { attention.run(plan, args, memory); });
     EXPECT_EQ(whole.ranks[0].out, before);
   };
-  refused("q is [", [](DcpArgs& a) { a.q.shape[0] = 3; });
+  refused("q has 3 tokens; the plan has 22", [](DcpArgs& a) { a.q.shape[0] = 3; });
   refused("q is [", [](DcpArgs& a) { a.q.shape[1] = 8; });
   refused("out is bfloat16", [](DcpArgs& a) { a.out.dtype = DType::kBFloat16; });
   refused("ragged.k", [](DcpArgs& a) { a.k.shape[1] = 1; });

@@ -13,19 +13,6 @@
 namespace folio::inline v0::distributed {
 namespace {
 
-void check_tensor(const char* name, const ConstTensorView& tensor, DType dtype, int64_t tokens, int64_t heads,
-                  int64_t dim) {
-  core::require(tensor.rank == 3, name, " has rank ", tensor.rank, "; it must be [tokens, heads, head_dim]");
-  core::require(tensor.dtype == dtype, name, " is ", tensor.dtype, "; it must be ", dtype);
-  core::require(tensor.shape[0] >= tokens && tensor.shape[1] == heads && tensor.shape[2] == dim, name, " is [",
-                tensor.shape[0], ", ", tensor.shape[1], ", ", tensor.shape[2], "]; it must be [", tokens, " or more, ",
-                heads, ", ", dim, "]");
-  core::require((tensor.strides[2] == 1 || dim == 1) && tensor.strides[0] >= 0 && tensor.strides[1] >= 0, name,
-                " has strides ", tensor.strides[0], ", ", tensor.strides[1], " and ", tensor.strides[2],
-                "; the last must be 1, none negative");
-  core::require(tensor.data != nullptr || tokens == 0, name, " has no memory");
-}
-
 /// One call of `run`.
 class Run {
  public:
@@ -133,8 +120,8 @@ class Run {
     }
     core::require(reinterpret_cast<uintptr_t>(workspace.data) % 256 == 0, "the workspace is not aligned to 256 bytes");
     const bool replicated = state_.config.replicated_queries;
-    check_tensor("q", args_.q, config_.q, tokens(), replicated ? state_.all_heads() : heads(), config_.head_dim_qk);
-    check_tensor("out", args_.out, config_.out, tokens(), out_heads(), config_.head_dim_v);
+    check_rows("q", args_.q, config_.q, tokens(), replicated ? state_.all_heads() : heads(), config_.head_dim_qk);
+    check_rows("out", args_.out, config_.out, tokens(), out_heads(), config_.head_dim_v);
     core::require(args_.out_scale.granularity == ScaleGranularity::kPerTensor, "out_scale is not per tensor");
     if (plan_.cached) {
       const SegmentArgs segment = cached_segment();

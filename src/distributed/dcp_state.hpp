@@ -168,4 +168,7 @@ RunLayout run_layout(const DcpState& state, const DcpPlan& plan);
 /// Of any plan within the bounds.
 RunLayout largest_run_layout(const DcpState& state);
 
+/// Throws kInvalidArgument unless the tensor is [rows or more, heads, dim] of the dtype, with memory.
+void check_rows(const char* name, const ConstTensorView& tensor, DType dtype, int64_t rows, int64_t heads, int64_t dim);
+
 }  // namespace folio::inline v0::distributed

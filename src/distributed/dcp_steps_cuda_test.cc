@@ -134,7 +134,7 @@ TEST_F(DcpStepsOnGpu, RanksOfOtherArgumentsAreReportedLater) {
       group.meet();
       step.attention.run(plan, step.memory.args(), workspace, step.stream.get());
       step.stream.wait();
-      expect_error(text, [&] { step.attention.check(); });
+      expect_error(ErrorCode::kInvalidArgument, text, [&] { step.attention.check(); });
       EXPECT_NO_THROW(step.attention.check()) << "said once";
       group.meet();
     });
@@ -164,13 +164,14 @@ TEST_F(DcpStepsOnGpu, RanksOfOtherLengthsOnTheDeviceAreReportedLater) {
       step.attention.plan(batch, step.stream.get());
       step.stream.wait();
       group.meet();
-      expect_error("an earlier plan from device lengths: rank ", [&] { step.attention.check(); });
+      expect_error(ErrorCode::kInvalidArgument, "an earlier plan from device lengths: rank ",
+                   [&] { step.attention.check(); });
       step.memory.set_seq_lens({37, 70, 9});  // beyond the bounds
       group.meet();
       step.attention.plan(batch, step.stream.get());
       step.stream.wait();
       group.meet();
-      expect_error("request 1", [&] { step.attention.check(); });
+      expect_error(ErrorCode::kInvalidArgument, "request 1", [&] { step.attention.check(); });
       group.meet();
     });
   }
@@ -185,10 +186,12 @@ TEST_F(DcpStepsOnGpu, RanksOfOtherBatchesThrowAtPlan) {
     RankStep step(own, group, group.context(), first.config());
     const std::string differs = core::message(
         "rank ", 1 - group.rank(), " of the group runs another batch or configuration than rank ", group.rank());
-    expect_error(differs.c_str(), [&] { step.attention.plan(own.batch(), step.stream.get()); });
+    expect_error(ErrorCode::kInvalidArgument, differs.c_str(),
+                 [&] { step.attention.plan(own.batch(), step.stream.get()); });
     DcpBatch wrong = first.batch();
     if (group.rank() == 1) wrong.num_cached = 9;
-    expect_error(group.rank() == 1 ? "num_cached is 9" : "rank 1 of the group could not plan this step",
+    expect_error(ErrorCode::kInvalidArgument,
+                 group.rank() == 1 ? "num_cached is 9" : "rank 1 of the group could not plan this step",
                  [&] { step.attention.plan(wrong, step.stream.get()); });
     EXPECT_NO_THROW(step.attention.plan(first.batch(), step.stream.get())) << "the group goes on";
     group.meet();
@@ -201,9 +204,11 @@ TEST_F(DcpStepsOnGpu, RanksOfOtherBoundsThrowAtOnce) {
     DcpConfig config = whole.config();
     config.bounds = kBounds;
     config.bounds->max_kv_len += group.rank();
-    expect_error("of the group has another configuration than rank", [&] { DcpAttention(group.context(), group, config); });
+    expect_error(ErrorCode::kInvalidArgument, "of the group has another configuration than rank",
+                 [&] { DcpAttention(group.context(), group, config); });
     if (group.rank() == 1) config.interleave = 3;
-    expect_error(group.rank() == 1 ? "interleave is 3" : "rank 1 of the group could not prepare",
+    expect_error(ErrorCode::kInvalidArgument,
+                 group.rank() == 1 ? "interleave is 3" : "rank 1 of the group could not prepare",
                  [&] { DcpAttention(group.context(), group, config); });
   });
 }
@@ -226,9 +231,9 @@ TEST_F(DcpStepsOnGpu, GraphsNeedAGroupThatEnqueues) {
         TestStream stream;
         group.barrier();
         check(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal));
-        expect_error("ProcessGroup::enqueues",
+        expect_error(ErrorCode::kInvalidArgument, "ProcessGroup::enqueues",
                      [&] { attention.run(plan, memory.args(), scratch.workspace(), stream.get()); });
-        expect_error("ProcessGroup::enqueues",
+        expect_error(ErrorCode::kInvalidArgument, "ProcessGroup::enqueues",
                      [&] { attention.plan(memory.device_batch(whole, whole.tokens()), stream.get()); });
         cudaGraph_t graph = nullptr;
         check(cudaStreamEndCapture(stream.native(), &graph));
@@ -245,14 +250,15 @@ TEST_F(DcpStepsOnGpu, LengthsOnTheDeviceNeedBoundsThatHoldThem) {
     DeviceRank memory(whole, 0);
     DcpBatch batch = memory.device_batch(whole, whole.tokens());
     DcpAttention unbounded(context, group, whole.config());
-    expect_error("lengths on the device need DcpConfig::bounds", [&] { unbounded.plan(batch); });
+    expect_error(ErrorCode::kInvalidArgument, "lengths on the device need DcpConfig::bounds",
+                 [&] { unbounded.plan(batch); });
     DcpConfig config = whole.config();
     config.bounds = kBounds;
     DcpAttention attention(context, group, config);
     batch.num_tokens = kBounds.max_tokens + 1;
-    expect_error("it must be from 0 to the bounds' 32", [&] { attention.plan(batch); });
+    expect_error(ErrorCode::kInvalidArgument, "it must be from 0 to the bounds' 32", [&] { attention.plan(batch); });
     batch.num_requests = batch.num_cached = kBounds.max_requests + 1;
-    expect_error("the bounds allow 4", [&] { attention.plan(batch); });
+    expect_error(ErrorCode::kInvalidArgument, "the bounds allow 4", [&] { attention.plan(batch); });
   });
 }
 

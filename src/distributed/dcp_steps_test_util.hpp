@@ -16,10 +16,11 @@
 #include <vector>
 
 #include "core/error.hpp"
-#include "cuda/captured_graph.hpp"
 #include "distributed/dcp_case_test_util.hpp"
 #include "distributed/device_memory_test_util.hpp"
 #include "distributed/enqueued_group_test_util.hpp"
+#include "distributed/expectations_test_util.hpp"
+#include "platform/cuda/captured_graph_test_util.hpp"
 
 /// Steps of DcpAttention on a GPU, as tests make them: one rank's arguments in its memory, streams, captures.
 namespace folio::distributed::testing {
@@ -156,17 +157,6 @@ inline DcpSetup small_setup() {
 }
 
 inline constexpr GraphBounds kBounds{4, 32, 16, 64, 0};
-
-template <typename Call>
-void expect_error(const char* text, Call call, ErrorCode code = ErrorCode::kInvalidArgument) {
-  try {
-    call();
-    ADD_FAILURE() << "did not throw: " << text;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    EXPECT_THAT(error.what(), ::testing::HasSubstr(text));
-  }
-}
 
 /// One rank of a case: its attention, arguments and workspace.
 struct RankStep {

@@ -7,8 +7,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "cuda/device_array.hpp"
 #include "folio/folio.hpp"
+#include "platform/cuda/captured_graph_test_util.hpp"
 
 namespace folio::distributed::testing {
 

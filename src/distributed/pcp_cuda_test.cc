@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "cuda/captured_graph.hpp"
 #include "distributed/device_memory_test_util.hpp"
 #include "distributed/enqueued_group_test_util.hpp"
 #include "distributed/pcp_case_test_util.hpp"
+#include "platform/cuda/captured_graph_test_util.hpp"
 
 namespace folio::distributed::testing {
 namespace {

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "attention/cache_args.hpp"
 #include "attention/run_args.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
@@ -196,14 +195,6 @@ class Run {
   }
   static int64_t ssize(size_t size) { return static_cast<int64_t>(size); }
 
-  void check_rows(const char* name, const ConstTensorView& tensor, DType dtype, int64_t heads, int64_t dim) const {
-    attention::check_tensor(name, tensor, heads, dim);
-    core::require(tensor.dtype == dtype, name, " is ", tensor.dtype, "; it must be ", dtype);
-    core::require(tensor.shape[0] >= tokens(), name, " has ", tensor.shape[0], " tokens; the plan has ", tokens(),
-                  state_.bounded() ? ", padding included" : "");
-    core::require(tensor.data != nullptr || tokens() == 0, name, " has no memory");
-  }
-
   static bool is_per_request(const Scale& scale) {
     return scale.granularity == ScaleGranularity::kPerRequest ||
            scale.granularity == ScaleGranularity::kPerRequestAndHead;
@@ -261,10 +252,10 @@ class Run {
     attention::check_stream(state_.fresh_op.state(), stream_);
     check_capture();
     attention::check_workspace(workspace, layout_.total);
-    check_rows("q", args_.q, config_.q, config_.num_q_heads, config_.head_dim_qk);
-    check_rows("k", args_.k, config_.ragged_kv, config_.num_kv_heads, config_.head_dim_qk);
-    check_rows("v", args_.v, config_.ragged_kv, config_.num_kv_heads, config_.head_dim_v);
-    check_rows("out", args_.out, config_.out, config_.num_q_heads, config_.head_dim_v);
+    check_rows("q", args_.q, config_.q, tokens(), config_.num_q_heads, config_.head_dim_qk);
+    check_rows("k", args_.k, config_.ragged_kv, tokens(), config_.num_kv_heads, config_.head_dim_qk);
+    check_rows("v", args_.v, config_.ragged_kv, tokens(), config_.num_kv_heads, config_.head_dim_v);
+    check_rows("out", args_.out, config_.out, tokens(), config_.num_q_heads, config_.head_dim_v);
     check_scale("q_scale", args_.q_scale);
     check_scale("k_scale", args_.k_scale);
     check_scale("v_scale", args_.v_scale);

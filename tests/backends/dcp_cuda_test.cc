@@ -5,10 +5,10 @@
 #include <tuple>
 
 #include "core/error.hpp"
-#include "cuda/captured_graph.hpp"
 #include "dcp_setups.hpp"
 #include "device_home.hpp"
 #include "distributed/enqueued_group_test_util.hpp"
+#include "platform/cuda/captured_graph_test_util.hpp"
 
 namespace folio::backends::testing {
 namespace {

@@ -344,7 +344,12 @@ def test_bounds_are_the_same_on_all_ranks_and_hold_every_batch():
                                           page_size=16)
         bounds = folio.GraphBounds(max_requests=2, max_tokens=8, max_q_len=4, max_kv_len=64)
         dcp = folio.DcpAttention(CONTEXT, group, folio.DcpConfig(attention=attention, bounds=bounds))
-        assert dcp.plan(folio.DcpBatch([0, 1], [64])).num_tokens == 1
+        batch = folio.DcpBatch([0, 1], [64])
+        assert (batch.where, batch.num_tokens) == (folio.Where.HOST, 1)
+        plan = dcp.plan(batch)
+        assert plan.num_tokens == 1 and dcp.workspace_size() >= dcp.workspace_size(plan) > 0
+        with pytest.raises(folio.InvalidArgument, match=r"num_tokens is 2; with lengths on the host it is 0 or cu_q"):
+            dcp.plan(folio.DcpBatch([0, 1], [64], num_tokens=2))
         with pytest.raises(folio.InvalidArgument, match="request 0: seq_lens is 65; the bounds allow 64"):
             dcp.plan(folio.DcpBatch([0, 1], [65]))
         dcp.check()

@@ -1,10 +1,32 @@
 #pragma once
 
-#include <functional>
+#include <cuda_runtime_api.h>
 
-#include "device_array.hpp"
+#include <functional>
+#include <stdexcept>
+
+#include "folio/types/device.hpp"
 
 namespace folio::cuda_test {
+
+inline void check(cudaError_t status) {
+  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+}
+
+/// A stream of the test's own.
+class TestStream {
+ public:
+  TestStream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  ~TestStream() { static_cast<void>(cudaStreamDestroy(stream_)); }
+  TestStream(const TestStream&) = delete;
+  TestStream& operator=(const TestStream&) = delete;
+  cudaStream_t native() const { return stream_; }
+  Stream get() const { return {stream_}; }
+  void wait() const { check(cudaStreamSynchronize(stream_)); }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
 
 /// Whatever is captured from a stream.
 class CapturedGraph {
