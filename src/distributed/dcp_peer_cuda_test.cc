@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -348,6 +349,48 @@ TEST_F(DcpPeersOnGpu, ALateRankIsWaitedFor) {
   EXPECT_EQ(whole.wrong_outputs(), "");
 }
 
+#if defined(FOLIO_EMULATED_CUDA)
+size_t free_bytes() {
+  size_t free = 0, total = 0;
+  check(cudaMemGetInfo(&free, &total));
+  return free;
+}
+
+/// A rank throws where the others wait for it, or none has memory.
+TEST_F(DcpPeersOnGpu, NothingIsLeaked) {
+  DcpCase whole(small_setup());
+  const size_t before = free_bytes();
+  const auto leave_early = [&] {
+    run_ranks_on_gpus(
+        2,
+        [&](EnqueuedGroup& group, const Context& context) {
+          RankStep step(whole, group, context, peer_config(whole));
+          const DcpPlan plan = step.attention.plan(whole.batch(), step.stream.get());
+          const Workspace workspace = step.workspace(plan);
+          group.meet();
+          if (group.rank() == 1) throw std::runtime_error("thrown by the test");
+          step.attention.run(plan, step.memory.args(), workspace, step.stream.get());
+        },
+        milliseconds(200));
+  };
+  EXPECT_THROW(leave_early(), std::runtime_error);
+  EXPECT_EQ(free_bytes(), before);
+  setenv("FOLIO_EMULATED_MOST_BYTES", "1048576", 1);
+  run_ranks_on_gpus(2, [&](EnqueuedGroup& group, const Context& context) {
+    DcpAttention attention(context, group, peer_config(whole));
+    expect_error(
+        "transport is peer, and there is no peer memory: rank 0 has no memory for it: 2097152 bytes",
+        [&] { attention.plan(whole.batch()); }, ErrorCode::kUnsupported);
+    DcpConfig automatic = whole.config();
+    DcpAttention other(context, group, automatic);
+    EXPECT_FALSE(other.plan(whole.batch()).over_peer_memory);
+    group.meet();
+  });
+  unsetenv("FOLIO_EMULATED_MOST_BYTES");
+  EXPECT_EQ(free_bytes(), before);
+}
+#endif
+
 /// The first rank throws away its attention, or its whole life, before the others have: nobody stores to freed memory.
 TEST_F(DcpPeersOnGpu, RanksEndInAnyOrder) {
   DcpCase whole(small_setup());
@@ -406,13 +449,6 @@ TEST_F(DcpPeersOnGpu, ForcedPeerMemoryThatCannotBeHadIsRefusedOnEveryRank) {
   });
   unsetenv("FOLIO_EMULATED_PEER_ACCESS");
 #endif
-}
-
-TEST_F(DcpPeersOnGpu, TransportsHaveNames) {
-  for (const DcpTransport transport : {DcpTransport::kAuto, DcpTransport::kGroup, DcpTransport::kPeer}) {
-    EXPECT_EQ(dcp_transport_from_name(to_string(transport)), transport);
-  }
-  expect_error("transport is 'nvls'; 'auto', 'group' and 'peer' are offered", [] { dcp_transport_from_name("nvls"); });
 }
 
 }  // namespace
