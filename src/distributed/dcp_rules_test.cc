@@ -12,6 +12,7 @@
 #include "distributed/dcp_case_test_util.hpp"
 #include "distributed/expectations_test_util.hpp"
 #include "folio/types/float_convert.hpp"
+#include "kernels/cuda/common/peer_memory/peer_memory.hpp"
 
 namespace folio::distributed::testing {
 namespace {
@@ -89,6 +90,10 @@ TEST(DcpAttention, RefusesConfigurations) {
   refused(ErrorCode::kUnsupported, "kRopeLlama",
           [](DcpConfig& c) { c.attention.features = Features(Feature::kRopeLlama); });
   refused(ErrorCode::kInvalidArgument, "combine is 7", [](DcpConfig& c) { c.combine = static_cast<DcpCombine>(7); });
+  refused(ErrorCode::kInvalidArgument, "transport is 3",
+          [](DcpConfig& c) { c.transport = static_cast<DcpTransport>(3); });
+  refused(ErrorCode::kUnsupported, "transport is peer, which is for GPUs",
+          [](DcpConfig& c) { c.transport = DcpTransport::kPeer; });
   refused(ErrorCode::kInvalidArgument, "force_kernel is", [](DcpConfig& c) { c.force_kernel = "none such"; });
   refused(ErrorCode::kInvalidArgument, "all_heads_out is set with replicated_queries false",
           [](DcpConfig& c) { c.all_heads_out = true; });
@@ -193,6 +198,32 @@ TEST(DcpAttention, RefusesArgumentsBeforeAnythingIsSentOrWritten) {
   expect_error(ErrorCode::kStalePlan, "", [&] { attention.run(plan, args, memory); });
 }
 
+TEST(DcpTransport, HasNames) {
+  for (const DcpTransport transport : {DcpTransport::kAuto, DcpTransport::kGroup, DcpTransport::kPeer}) {
+    EXPECT_EQ(dcp_transport_from_name(to_string(transport)), transport);
+  }
+  EXPECT_EQ(to_string(DcpTransport::kAuto), "auto");
+  expect_error(ErrorCode::kInvalidArgument, "transport is 'nvls'; 'auto', 'group' and 'peer' are offered",
+               [] { dcp_transport_from_name("nvls"); });
+}
+
+TEST(PeerMemory, PlacesOfHeadsAndNamesOfMissingRanks) {
+  using namespace kernels::cuda;
+  constexpr int32_t kRanks = 3, kHeads = 8, kGroups = 2;
+  for (int32_t place = 0; place < kRanks * kHeads; ++place) {
+    const HeadOwner owner = head_owner(place, kRanks, kHeads, kGroups);
+    EXPECT_EQ(head_place(owner, kRanks, kHeads, kGroups), place);
+  }
+  for (const int32_t missing : {0, kMostPeers - 1}) {
+    for (const int32_t reporter : {0, kMostPeers - 1}) {
+      const PeerFault fault = PeerFault::of(missing, reporter);
+      EXPECT_NE(fault.word, 0u) << "0 is no fault";
+      EXPECT_EQ(fault.missing(), missing);
+      EXPECT_EQ(fault.reporter(), reporter);
+    }
+  }
+}
+
 TEST(DcpAttention, RanksOfDifferentBatchesAllThrow) {
   DcpSetup other = small_setup();
   other.requests[1].seq_len = 71;
@@ -205,6 +236,12 @@ TEST(DcpAttention, RanksOfDifferentBatchesAllThrow) {
     DcpCase windowed(window);
     expect_error(ErrorCode::kInvalidArgument, "runs another batch or configuration",
                  [&] { windowed.run(group, context()); });
+    DcpConfig otherwise = windowed.config();
+    otherwise.attention.window_left = -1;
+    if (group.rank() == 0) otherwise.transport = DcpTransport::kGroup;
+    DcpAttention transported(context(), group, otherwise);
+    expect_error(ErrorCode::kInvalidArgument, "runs another batch or configuration",
+                 [&] { windowed.run(transported); });
     DcpSetup encoder = small_setup();
     encoder.mask = MaskKind::kNone;
     encoder.num_cached = 3;

@@ -44,8 +44,10 @@ std::vector<DcpSetup> setups() {
 TEST_F(DcpStepsOnGpu, RunWaitsForNothing) {
   for (const DcpSetup& setup : setups()) {
     DcpCase whole(setup);
+    DcpConfig config = whole.config();
+    config.transport = DcpTransport::kGroup;
     run_enqueued_ranks(setup.world, [&](EnqueuedGroup& group) {
-      RankStep step(whole, group, group.context(), whole.config());
+      RankStep step(whole, group, group.context(), config);
       const DcpPlan plan = step.attention.plan(whole.batch(), step.stream.get());
       const Workspace workspace = step.workspace(plan);
       group.meet();  // allocating waits for the whole device
@@ -81,11 +83,14 @@ struct ReplayedCases {
   std::vector<DcpCase> cases;
 };
 
+constexpr DcpTransport kTransports[] = {DcpTransport::kGroup, DcpTransport::kPeer};
+
 /// Captures with the lengths of one batch, and replays those of others: `plan` is in the graph, or before each replay.
-void replay(const DcpSetup& setup, bool plan_in_graph) {
+void replay(const DcpSetup& setup, bool plan_in_graph, DcpTransport transport) {
   ReplayedCases all(setup);
   DcpConfig config = all.room.config();
   config.bounds = kBounds;
+  config.transport = transport;
   run_enqueued_ranks(setup.world, [&](EnqueuedGroup& group) {
     RankStep step(all.room, group, group.context(), config);
     const Stream stream = step.stream.get();
@@ -114,11 +119,15 @@ void replay(const DcpSetup& setup, bool plan_in_graph) {
 }
 
 TEST_F(DcpStepsOnGpu, GraphsPlanTheLengthsOfTheirReplay) {
-  for (const DcpSetup& setup : setups()) replay(setup, /*plan_in_graph=*/true);
+  for (const DcpSetup& setup : setups()) {
+    for (const DcpTransport transport : kTransports) replay(setup, /*plan_in_graph=*/true, transport);
+  }
 }
 
 TEST_F(DcpStepsOnGpu, GraphsRunLaterPlansOfTheHost) {
-  for (const DcpSetup& setup : setups()) replay(setup, /*plan_in_graph=*/false);
+  for (const DcpSetup& setup : setups()) {
+    for (const DcpTransport transport : kTransports) replay(setup, /*plan_in_graph=*/false, transport);
+  }
 }
 
 TEST_F(DcpStepsOnGpu, RanksOfOtherArgumentsAreReportedLater) {

@@ -68,8 +68,8 @@ class PeerMemory {
 
   PeerSizes sizes_;
   kernels::cuda::PeerRanks ranks_;
-  std::vector<std::shared_ptr<void>> memory_;  ///< this rank's, then the others'
   std::shared_ptr<kernels::cuda::PeerFault> fault_;
+  std::vector<std::shared_ptr<void>> memory_;  ///< this rank's, then the others'
 };
 
 }  // namespace folio::inline v0::distributed

@@ -121,7 +121,8 @@ cudaError_t allocate(void** data, size_t bytes, bool on_device) {
   if (bytes == 0) return cudaSuccess;
   constexpr size_t kLarge = size_t{64} << 20;
   constexpr size_t kMost = size_t{64} << 30;
-  if (bytes > kMost) return cudaErrorMemoryAllocation;
+  const char* const most = std::getenv("FOLIO_EMULATED_MOST_BYTES");  // of one allocation, for tests of failures
+  if (bytes > (most == nullptr ? kMost : static_cast<size_t>(std::atoll(most)))) return cudaErrorMemoryAllocation;
   // Large blocks take no memory until they are written. Smaller ones of some size can be given a name (peer_memory.cc).
   constexpr size_t kNamed = size_t{1} << 20;
   const bool mapped = bytes >= (on_device ? kNamed : kLarge);

@@ -152,9 +152,8 @@ nlohmann::ordered_json json_of(const RanksResult& r, bool simulated) {
 }
 
 void print_ranks_header(std::FILE* out, const BenchFlags& flags) {
-  const std::string division =
-      flags.pcp ? "queries divided, exchange " + flags.pcp_exchange
-                : "combine " + flags.dcp_comm + ", transport " + flags.transport;
+  const std::string division = flags.pcp ? "queries divided, exchange " + flags.pcp_exchange
+                                         : "combine " + flags.dcp_comm + ", transport " + flags.transport;
   if (flags.simulate) {
     fmt::print(out,
                "rank 0 of a simulated group, {}; {} ranks a node; links (GB/s:us) {} in a node, {} between nodes;\n"

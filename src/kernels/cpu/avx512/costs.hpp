@@ -31,8 +31,9 @@ inline constexpr cpu::CostLine kCosts[] = {
     {DType::kFloat32, KvFormat::kStrided, 1, false, {70.8, 84, 86.1, 143, 209, 326, 1300}},
 };
 
-/// avx512-bf16 where VDPBF16PS is slow, as on that Xeon. 1 and 4 rows from kCosts: 13.9 to 13.0 ms strided, 15.5 to 13.7
-/// packed (decision 0073); wide heads with 8 rows 1.24 (docs/measurements/2026-11-29-amx-mla.md). fp8: bfloat16's ratios.
+/// avx512-bf16 where VDPBF16PS is slow, as on that Xeon. 1 and 4 rows from kCosts: 13.9 to 13.0 ms strided, 15.5
+/// to 13.7 packed (decision 0073); wide heads with 8 rows 1.24 (docs/measurements/2026-11-29-amx-mla.md). fp8:
+/// bfloat16's ratios.
 inline constexpr cpu::CostLine kSlowBf16Costs[] = {
     {DType::kBFloat16, KvFormat::kStrided, 1, true, {50.3, 41.4, 66.9, 120, 203, 433, 1600}},
     {DType::kBFloat16, KvFormat::kStrided, 1, false, {39.5, 45.4, 69.1, 133, 246, 585, 1800}},
