@@ -16,6 +16,8 @@ check scripts/checks/check_includes.py
 check scripts/checks/check_file_length.py
 check scripts/checks/check_wording.py
 check scripts/checks/check_doc_paths.py
+check scripts/checks/check_sentences.py
+check bench/results/page.py
 check scripts/checks/check_format.sh
 check scripts/checks/check_stable_abi.py
 check tests/mutations/mutate.py --applies

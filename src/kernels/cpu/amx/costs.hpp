@@ -5,15 +5,15 @@
 /// What work tiles cost in AMX's tile registers, on the reference machine's scale. It has no AMX, so all figures are
 /// converted from ratios to avx512's time on Xeons with AMX (avx512/costs.hpp). All are to be measured anew, by
 /// `folio_attention_bench --costs --kernel amx`. Strided fp8 caches were never measured and have no line.
-/// The page of the costs: docs/measurements/2026-11-29-cpu-costs.md.
+/// The page of the costs: docs/archive/2026-11-29-cpu-costs.md.
 namespace folio::inline v0::kernels::amx {
 
 /// - bfloat16 with 4, 8, 16 rows and in prefill: strided 2.86, 2.27, 0.72, 0.50, packed pages of 16 1.71, 0.68, 0.46,
 ///   0.18 (decision 0073). 1 row as 4: bound by V's interleaving.
 /// - Packed pages of 32: 9.7 to 12.1 ms with 4 rows, one Xeon core (page of the costs); 1 to 16 rows take as long
-///   (docs/measurements/2026-11-21-amx.md). Prefill as in pages of 16.
+///   (docs/archive/2026-11-21-amx.md). Prefill as in pages of 16.
 /// - Wide heads: 0.78, 0.34, 0.26, 0.24, 0.19 with 8, 16, 32, 128 rows and in prefill
-///   (docs/measurements/2026-11-29-amx-mla.md). Fewer than 8 rows as 8.
+///   (docs/archive/2026-11-29-amx-mla.md). Fewer than 8 rows as 8.
 /// - float16: 1.24, 0.93, 0.81, 0.53 with 16, 32, 64 rows and in prefill; 8 rows as long as 16 (the same page).
 ///   Packed: the same ratios.
 /// - fp8, packed: 7.85 to avx512's 9.4 ms with 4 rows, pages of 32 (of 16: 1.08 times that); 1 to 16 rows take as long.

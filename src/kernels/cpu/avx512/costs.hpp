@@ -4,7 +4,7 @@
 
 /// What the AVX-512 kernels cost, on the reference machine's scale. It has no AVX-512, so all figures are converted
 /// from ratios that were recorded on other machines. All are to be measured anew, by `folio_attention_bench --costs`.
-/// The page of the costs: docs/measurements/2026-11-29-cpu-costs.md.
+/// The page of the costs: docs/archive/2026-11-29-cpu-costs.md.
 namespace folio::inline v0::kernels::avx512 {
 
 /// avx512 on Xeons (Ice Lake and later), from generic-v3's table.
@@ -32,7 +32,7 @@ inline constexpr cpu::CostLine kCosts[] = {
 
 /// avx512-bf16 where VDPBF16PS is slow, from kCosts.
 /// - 4, 8 and 16 rows, strided 13.9, 25.0, 60.6 ms, packed 15.5, 47.2, 57.7 ms: decision 0073.
-/// - Wide heads with 8, 16, 32 rows and in prefill 1.24, 1.12, 1.37, 1.27: docs/measurements/2026-11-29-amx-mla.md.
+/// - Wide heads with 8, 16, 32 rows and in prefill 1.24, 1.12, 1.37, 1.27: docs/archive/2026-11-29-amx-mla.md.
 ///   More than 16 rows of other heads take those too. fp8 takes bfloat16's ratios.
 inline constexpr cpu::CostLine kSlowBf16Costs[] = {
     {DType::kBFloat16, KvFormat::kStrided, 1, true, {50.3, 41.4, 59.2, 91.8, 230, 433, 1620}},
