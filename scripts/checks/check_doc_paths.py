@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Paths that the documents name exist: relative links, and what stands in backticks and begins with a directory of ours.
 
-docs/seed_map.md is left out (check_seed_map.py reads it), and so are placeholders like src/kernels/cpu/<family>/.
+tests/seed_map/seed_map.md is left out (check_seed_map.py reads it), and so are placeholders like src/kernels/cpu/<family>/.
 """
 
 import pathlib
@@ -18,7 +18,7 @@ LINK = re.compile(r"\]\(([^)#:]+)\)")
 def main():
     problems = []
     for path in project_files():
-        if path.suffix != ".md" or path == pathlib.Path("docs/seed_map.md"):
+        if path.suffix != ".md" or path == pathlib.Path("tests/seed_map/seed_map.md"):
             continue
         for number, line in enumerate(read(path).splitlines(), 1):
             for name in PATH.findall(line):

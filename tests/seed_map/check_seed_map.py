@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""docs/seed_map.md has exactly one row for every symbol of docs/seed_symbols.txt, and names only what exists and runs.
+"""seed_map.md has exactly one row for every symbol of seed_symbols.txt, and names only what exists and runs.
 
 A row is `| symbol | Folio symbol | test |` below the heading of its document (`## 000 ...`). In the Folio column, what
 stands in backticks must occur in the sources; "open" means that nothing stands for the symbol yet, and its test is `-`. In
@@ -20,10 +20,12 @@ import subprocess
 import sys
 import tempfile
 
-from sources import cpp_files, is_test, project_files, read, report
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts" / "checks"))
 
-SYMBOLS = "docs/seed_symbols.txt"
-MAP = "docs/seed_map.md"
+from sources import cpp_files, is_test, project_files, read, report  # noqa: E402
+
+SYMBOLS = "tests/seed_map/seed_symbols.txt"
+MAP = "tests/seed_map/seed_map.md"
 
 
 def listed_symbols(problems):
