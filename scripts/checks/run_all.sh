@@ -18,6 +18,7 @@ check scripts/checks/check_wording.py
 check scripts/checks/check_doc_paths.py
 check scripts/checks/check_sentences.py
 check scripts/checks/check_decisions.py
+check scripts/checks/check_changelog.py
 check bench/results/page.py
 check scripts/checks/check_format.sh
 check scripts/checks/check_stable_abi.py
