@@ -15,7 +15,8 @@ check() {
 check scripts/checks/check_includes.py
 check scripts/checks/check_file_length.py
 check scripts/checks/check_wording.py
-check scripts/checks/check_doc_paths.py
+check scripts/checks/check_links.py
+check scripts/checks/check_spelling.py
 check scripts/checks/check_sentences.py
 check scripts/checks/check_decisions.py
 check scripts/checks/check_changelog.py
