@@ -32,9 +32,9 @@ def row_of(path, problems):
                      for i, text in enumerate((paragraphs(read(path)) + ["", ""])[:2])]
     if title is None or title[1] != number:
         problems.append(f"{name}: its first line is not '# {number}: title'")
+        return None
     if status is None or status[1] not in STATUSES:
         problems.append(f"{name}: below the title stands no '**Status.**' with one of {', '.join(STATUSES)}")
-    if title is None or status is None:
         return None
     by = LINKED.search(status[2]) if status[1] == "Superseded" else None
     return f"| [{number}]({path.name}) | {title[2].rstrip('.')} | {status[1]}{f' by {by[1]}' if by else ''} |\n"

@@ -8,8 +8,6 @@ import pathlib
 import posixpath
 import re
 
-from mkdocs.exceptions import PluginError
-
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOXYGEN_LOG = ROOT / "build" / "doxygen.log"  # mkdocs.yml names it too
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
@@ -56,6 +54,8 @@ def on_page_markdown(markdown, page, config, files):
 
 def on_post_build(config):
     """MkDoxy drops what Doxygen says, and a Doxygen that did not run: neither may pass."""
+    from mkdocs.exceptions import PluginError  # here, so that tests need no MkDocs
+
     if not DOXYGEN_LOG.is_file():
         raise PluginError("Doxygen did not run: is it installed? (scripts/install_deps.sh docs)")
     warnings = DOXYGEN_LOG.read_text().strip()
