@@ -1,7 +1,7 @@
 """What the site's pages need beyond what they are on their own (mkdocs.yml names this file).
 
 Pages are written as a repository shows them. Three things differ on the site: links to files outside of docs/ become
-their text, nested lists and tables in lists are indented by four columns, and warnings of Doxygen end the build.
+their text, what is nested in lists is indented by four columns, and warnings of Doxygen end the build.
 """
 
 import pathlib
@@ -11,7 +11,9 @@ import re
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOXYGEN_LOG = ROOT / "build" / "doxygen.log"  # mkdocs.yml names it too
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
-NESTED = re.compile(r"^ {2,3}(?=(?:[-*]|\d+\.) |\|)")
+ITEM = re.compile(r"(?:[-*]|\d+\.) ")
+NESTED = re.compile(r"^ {2,3}(?=\S)")
+NESTED_ITEM = re.compile(r"^ {2,3}(?=(?:[-*]|\d+\.) |\|)")
 
 
 def without_outer_links(markdown, page):
@@ -26,18 +28,26 @@ def without_outer_links(markdown, page):
 
 
 def indented(markdown):
-    """Nested lists, and tables in lists, by four columns: what Python's Markdown takes."""
-    lines, fenced, inside = [], False, False
+    """Lists as Python's Markdown takes them: what is nested by four columns, and an empty line before a list."""
+    lines, fenced, loose, before = [], False, False, ""
     for line in markdown.split("\n"):
         if line.lstrip().startswith("```"):
             fenced = not fenced
-        if not fenced and NESTED.match(line):
-            if not inside and line.lstrip().startswith("|") and lines and lines[-1].strip():
-                lines.append("")
-            inside, line = True, NESTED.sub("    ", line)
-        elif line.strip():
-            inside = False
+        if not fenced and not line.startswith("```"):
+            item = ITEM.match(line)
+            if line.strip() and not line.startswith(" "):
+                if item and before.strip() and (loose or not (before.startswith(" ") or ITEM.match(before))):
+                    lines.append("")
+                loose = False
+            elif NESTED.match(line) and (loose or not before.strip() or NESTED_ITEM.match(line)):
+                loose = loose or not before.strip()
+                if NESTED_ITEM.match(line) and before.strip() and line.lstrip().startswith("|") and not before.lstrip().startswith("|"):
+                    lines.append("")
+                lines.append(NESTED.sub("    ", line))
+                before = line
+                continue
         lines.append(line)
+        before = line
     return "\n".join(lines)
 
 

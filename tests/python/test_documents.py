@@ -106,5 +106,7 @@ def test_the_sites_pages():
     assert hooks.without_outer_links("[a](../README.md#x) [b](../b.md) ![c](../../c.png)", "howto/p.md") == (
         "[a](../README.md#x) [b](../b.md) ![c](../../c.png)")
     assert hooks.without_outer_links("[a](../../README.md#x) [b](../b.md)", "howto/p.md") == "a [b](../b.md)"
-    assert hooks.indented("- a\n  - b\n  | t |\n\n```\n  - c\n```") == "- a\n    - b\n    | t |\n\n```\n  - c\n```"
+    assert hooks.indented("- a\n  - b\n\n```\n  - c\n```") == "- a\n    - b\n\n```\n  - c\n```"
     assert hooks.indented("- a\n  | t |\n  |---|") == "- a\n\n    | t |\n    |---|"
+    assert hooks.indented("So:\n- a\n  more\n- b") == "So:\n\n- a\n  more\n- b"
+    assert hooks.indented("- a\n\n  more\n  still\n- b") == "- a\n\n    more\n    still\n\n- b"
