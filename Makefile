@@ -52,7 +52,7 @@ tidy: configure ## run clang-tidy over all sources (minutes)
 
 docs: ## build the site of docs/ with its API reference into build/docs
 	@scripts/install_deps.sh docs
-	build/site/bin/mkdocs build --strict --quiet
+	build/site/bin/mkdocs build --strict
 
 fuzz: ## fuzz every target for MINUTES (5) minutes
 	scripts/fuzz.sh $(or $(MINUTES),5)

@@ -110,3 +110,8 @@ def test_the_sites_pages():
     assert hooks.indented("- a\n  | t |\n  |---|") == "- a\n\n    | t |\n    |---|"
     assert hooks.indented("So:\n- a\n  more\n- b") == "So:\n\n- a\n  more\n- b"
     assert hooks.indented("- a\n\n  more\n  still\n- b") == "- a\n\n    more\n    still\n\n- b"
+
+
+def test_the_example_of_a_results_file_is_one():
+    text = (ROOT / "bench" / "results" / "README.md").read_text()
+    assert list(page.problems_of(json.loads(text.split("```json\n")[1].split("```")[0]))) == []
