@@ -226,7 +226,7 @@ AttentionConfig at_level(AttentionConfig config, Determinism determinism) {
 }
 
 /// Two kernels that were measured beside each other: docs/decisions 0071 to 0073, 0079, 0081, docs/kernels and the
-/// pages of docs/measurements that they name.
+/// pages of docs/archive that they name.
 struct Measured {
   const char* faster;
   const char* slower;

@@ -3,7 +3,7 @@
 #include "kernels/cpu/common/costs.hpp"
 
 /// What work tiles cost in AMX's tile registers, on the reference machine's scale: a Xeon's nanoseconds by 1.13, as
-/// avx512/costs.hpp says. The page of the costs: docs/measurements/2026-11-29-cpu-costs.md.
+/// avx512/costs.hpp says. The page of the costs: docs/archive/2026-11-29-cpu-costs.md.
 namespace folio::inline v0::kernels::amx {
 
 /// Rows that the kernel leaves to avx512 cannot be measured here. Their figures only say that AMX takes longer:
@@ -12,7 +12,7 @@ namespace folio::inline v0::kernels::amx {
 /// - int8, 1 to 16 rows: as 32. Wide heads, 1 and 4: as 8.
 /// Packed pages of 32 with 1 and 4 rows, and packed fp8 with them: from quiet runs (page of the costs).
 /// Prefill over packed bfloat16 pages: 0.94 of strided ones' time, the median of seven rows with 16 threads
-/// (docs/measurements/2026-11-29-cpu-beside-vllm-on-amx.md).
+/// (docs/archive/2026-11-29-cpu-beside-vllm-on-amx.md).
 /// From the rows on where a line stays below avx512's, work tiles are AMX's (`min_rows`).
 inline constexpr cpu::CostLine kCosts[] = {
     {DType::kBFloat16, KvFormat::kStrided, 1, true, {48.3, 48.3, 48.3, 45.8, 44, 66.2, 145}},

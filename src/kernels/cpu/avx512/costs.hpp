@@ -7,7 +7,7 @@
 /// divided by 1.13: what avx2 and generic-v3 take there of their time on the reference machine, in the median.
 /// 13 caches were measured at once, so that 1 and 4 rows, which memory bounds, said little. Those are ratios of quieter
 /// runs on other machines.
-/// The page of the costs: docs/measurements/2026-11-29-cpu-costs.md.
+/// The page of the costs: docs/archive/2026-11-29-cpu-costs.md.
 namespace folio::inline v0::kernels::avx512 {
 
 /// avx512. 1 and 4 rows from generic-v3's table:
@@ -32,7 +32,7 @@ inline constexpr cpu::CostLine kCosts[] = {
 };
 
 /// avx512-bf16 where VDPBF16PS is slow, as on that Xeon. 1 and 4 rows from kCosts: 13.9 to 13.0 ms strided, 15.5
-/// to 13.7 packed (decision 0073); wide heads with 8 rows 1.24 (docs/measurements/2026-11-29-amx-mla.md). fp8:
+/// to 13.7 packed (decision 0073); wide heads with 8 rows 1.24 (docs/archive/2026-11-29-amx-mla.md). fp8:
 /// bfloat16's ratios.
 inline constexpr cpu::CostLine kSlowBf16Costs[] = {
     {DType::kBFloat16, KvFormat::kStrided, 1, true, {50.3, 41.4, 66.9, 120, 203, 433, 1600}},
