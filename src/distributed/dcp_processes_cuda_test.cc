@@ -132,8 +132,7 @@ TEST(DcpRankProcess, Body) {
     if (rank == 0) {
       attention.run(plan, memory.args(), scratch.workspace(), stream.get());
       stream.wait();
-      expect_error(
-          "rank 1 of the group did not come", [&] { attention.check(); }, ErrorCode::kUnavailable);
+      expect_error(ErrorCode::kUnavailable, "rank 1 of the group did not come", [&] { attention.check(); });
     }
     group.meet();
   }
