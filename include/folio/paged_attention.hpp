@@ -23,7 +23,7 @@ struct PagedAttentionArgs {
   /// Of any format (make_nhd_view and its neighbours). The batch's own keys and values have been written
   /// (write_kv_cache).
   KvCacheView cache = {};
-  PageTableView block_table = {};          ///< a row a request or more: dense_table or csr_table
+  PageTableView page_table = {};           ///< a row a request or more: dense_table or csr_table
   std::span<const int32_t> seq_lens = {};  ///< [R]: keys of each request, those of its tokens in q included
   /// [R + 1]: request r has the tokens [cu_q[r], cu_q[r + 1]) of q, as in BatchView; tokens from cu_q[R] on are
   /// padding. Empty: every request has one token (decode).
@@ -48,7 +48,7 @@ struct PagedAttentionArgs {
 /// `prepare` is called once for each, and the plan's memory and the workspace are kept here.
 ///
 ///     folio::PagedAttention attention(folio::Context::cpu());
-///     attention({.q = q, .cache = cache, .block_table = table, .seq_lens = seq_lens, .out = out});
+///     attention({.q = q, .cache = cache, .page_table = table, .seq_lens = seq_lens, .out = out});
 ///
 /// **What a call costs** beside `run`: comparing the lengths with those of the last plan of its configuration,
 /// O(R), and `plan` where one differs. So all layers of a step share one plan, whatever their windows: each

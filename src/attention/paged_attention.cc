@@ -74,7 +74,7 @@ void check_lengths(const PagedAttentionArgs& args) {
   const size_t requests = args.seq_lens.size();
   const int64_t tokens = args.q.shape[0];
   require(requests < static_cast<size_t>(kMaxInt32), "seq_lens has ", requests, " requests");
-  require(args.block_table.num_rows >= static_cast<int64_t>(requests), "block_table has ", args.block_table.num_rows,
+  require(args.page_table.num_rows >= static_cast<int64_t>(requests), "page_table has ", args.page_table.num_rows,
           " rows; seq_lens has ", requests, " requests");
   for (size_t r = 0; r < requests; ++r) {
     require(args.seq_lens[r] >= 0 && args.seq_lens[r] <= scheduler::kMaxKvLen, "seq_lens[", r, "] is ",
@@ -216,11 +216,11 @@ void PagedAttention::operator()(const PagedAttentionArgs& args) {
   check_tensors(args);
   check_lengths(args);
   Prepared& used = state.find_or_prepare(args);
-  if (gpu == nullptr) validate(args.block_table, args.seq_lens, args.cache.page_size, args.cache.num_pages);
+  if (gpu == nullptr) validate(args.page_table, args.seq_lens, args.cache.page_size, args.cache.num_pages);
   const AttentionPlan plan = state.plan_of(used, args);
   SegmentArgs pages;
   pages.cache = args.cache;
-  pages.table = args.block_table;
+  pages.table = args.page_table;
   pages.k_scale = args.k_scale;
   pages.v_scale = args.v_scale;
   run(plan, layer_args(args, pages), state.workspace.view(), state.stream);

@@ -95,7 +95,7 @@ class Scene {
     PagedAttentionArgs a;
     a.q = q.view();
     a.cache = cache();
-    a.block_table = variant.csr ? csr_table(indices, indptr) : dense_table(table, requests, columns);
+    a.page_table = variant.csr ? csr_table(indices, indptr) : dense_table(table, requests, columns);
     a.seq_lens = seq_lens;
     if (!variant.decode) a.cu_q = cu_q;
     a.out = TensorView(out.data(), variant.out, {q.tokens, variant.num_q_heads, kDim});
@@ -213,7 +213,7 @@ class Scene {
       batch.segments = {&keys, 1};
       const PagedAttentionArgs given = scene.args();
       pages.cache = given.cache;
-      pages.table = given.block_table;
+      pages.table = given.page_table;
       pages.k_scale = given.k_scale;
       pages.v_scale = given.v_scale;
       args.q = given.q;
@@ -491,7 +491,7 @@ TEST(PagedAttention, WrongArguments_AreRefused) {
   refused("cu_q[0] is 1", [&](Args& a) { a.cu_q = late; });
   refused("cu_q falls from 3 to 2 at request 1", [&](Args& a) { a.cu_q = falling; });
   refused("cu_q ends at 5; q has 4 tokens", [&](Args& a) { a.cu_q = beyond; });
-  refused("block_table has 1 rows; seq_lens has 2 requests", [](Args& a) { a.block_table.num_rows = 1; });
+  refused("page_table has 1 rows; seq_lens has 2 requests", [](Args& a) { a.page_table.num_rows = 1; });
   refused("window_right is 2 with causal", [](Args& a) { a.window_right = 2; });
   refused("window_left is -7", [](Args& a) { a.window_left = -7; });
   refused("logits_soft_cap is -1", [](Args& a) { a.logits_soft_cap = -1.0f; });
@@ -517,12 +517,12 @@ TEST(PagedAttention, PageIds_AreCheckedOnACpu) {
   expect_refused("row 0, column 1 of the table is page -1", [&] { attention(scene.args()); });
   scene.table[1] = 0;
   PagedAttentionArgs args = scene.args();
-  args.block_table.row_stride = 2;  // 40 keys need 3 pages
+  args.page_table.row_stride = 2;  // 40 keys need 3 pages
   expect_refused("row", [&] { attention(args); });
   EXPECT_TRUE(scene.untouched());
-  args.block_table = {};
-  args.block_table.num_rows = 2;
-  args.block_table.kind = PageTableKind::kDense;
+  args.page_table = {};
+  args.page_table.num_rows = 2;
+  args.page_table.kind = PageTableKind::kDense;
   expect_refused("", [&] { attention(args); });
 }
 

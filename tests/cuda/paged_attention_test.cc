@@ -27,7 +27,7 @@ class PagedBatch {
     PagedAttentionArgs a;
     a.q = ConstTensorView(q_.data(), DType::kBFloat16, {tokens(), kHeads, kDim});
     a.cache = make_nhd_view(kShape, k_.data(), v_.data());
-    a.block_table = dense_table({table_.data(), 2 * kColumns}, 2, kColumns);
+    a.page_table = dense_table({table_.data(), 2 * kColumns}, 2, kColumns);
     a.seq_lens = seq_lens;
     a.cu_q = cu_q;
     a.out = TensorView(out_.data(), DType::kBFloat16, {tokens(), kHeads, kDim});
@@ -57,7 +57,7 @@ class PagedBatch {
     const DeviceArray<std::byte> memory(std::max<size_t>(workspace_size(plan), 256));
     SegmentArgs pages;
     pages.cache = args().cache;
-    pages.table = args().block_table;
+    pages.table = args().page_table;
     AttentionArgs layer;
     layer.q = args().q;
     layer.out = args().out;

@@ -10,5 +10,5 @@ plant(rule, "lengths-of-the-last-call", ONE_CALL,
       "std::equal(view.segments[0].kv_len, view.segments[0].kv_len + requests, batch.segments[0].kv_len)", "true")
 plant(rule, "queries-of-the-last-call", ONE_CALL, "std::equal(batch.cu_q, batch.cu_q + requests + 1, view.cu_q)", "true")
 plant(rule, "every-layer-plans", ONE_CALL, "if (is_planned(buffer, batch)) return", "if (false) return")
-plant(rule, "page-ids-unchecked", ONE_CALL, "  if (gpu == nullptr) validate(args.block_table,", "  if (false) validate(args.block_table,")
+plant(rule, "page-ids-unchecked", ONE_CALL, "  if (gpu == nullptr) validate(args.page_table,", "  if (false) validate(args.page_table,")
 plant(rule, "the-newest-is-forgotten", ONE_CALL, "std::ranges::min_element(prepared", "std::ranges::max_element(prepared")
