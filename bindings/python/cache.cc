@@ -96,6 +96,8 @@ Cache make_strided(nb::handle k, nb::handle v, DType dtype, const ScaleSources& 
   return make_cache(std::move(keys), std::move(values), scales, KvFormat::kStrided, token, head, 1);
 }
 
+constexpr const char* kNhdShape = "[pages, page_size, heads, head_dim]";
+
 Cache make_packed(nb::handle k, nb::handle v, DType dtype, const ScaleSources& scales) {
   Tensor keys = cache_half(k, dtype, "k", 4, "[pages, heads, page_size, head_dim_qk]");
   Tensor values = cache_half(v, dtype, "v", 5, "[pages, heads, page_size / 2, head_dim_v, 2]");
@@ -210,6 +212,10 @@ WriteArgs make_write_args(nb::handle k, nb::handle v, nb::handle slot_mapping, c
 
 }  // namespace
 
+Cache make_nhd_cache(nb::handle k, nb::handle v) {
+  return make_strided(k, v, DType::kUnset, {nb::none(), nb::none()}, kNhdShape, 1, 2);
+}
+
 void require_writable(const Cache& cache) {
   for (const Array& array : cache.arrays) {
     if (!array.writable) refuse("the cache's " + array.name + " is read-only, and Folio would write to it");
@@ -250,7 +256,7 @@ void bind_cache(nb::module_& m) {
   m.def(
       "make_nhd_view",
       [](nb::object k, nb::object v, DType dtype, nb::object k_token_scales, nb::object v_token_scales) {
-        return make_strided(k, v, dtype, {k_token_scales, v_token_scales}, "[pages, page_size, heads, head_dim]", 1, 2);
+        return make_strided(k, v, dtype, {k_token_scales, v_token_scales}, kNhdShape, 1, 2);
       },
       nb::arg("k"), nb::arg("v"), nb::arg("dtype").none() = DType::kUnset, nb::kw_only(),
       nb::arg("k_token_scales") = nb::none(), nb::arg("v_token_scales") = nb::none(),

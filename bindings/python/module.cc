@@ -77,6 +77,7 @@ NB_MODULE(_folio, m) {
   folio::python::bind_attention(m);
   folio::python::bind_step(m);
   folio::python::bind_layer(m);
+  folio::python::bind_paged_attention(m);
   folio::python::bind_masks(m);
   folio::python::bind_merge(m);
   folio::python::bind_stream(m);

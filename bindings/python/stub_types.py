@@ -12,9 +12,9 @@ import pathlib
 import sys
 
 NAMES = {
-    "Array": """alibi_slopes array arrays data handed input k k_nope k_out k_pe k_token_scales key kv_cache memory
+    "Array": """alibi_slopes array arrays data handed input k k_cache k_nope k_out k_pe k_token_scales key kv_cache memory
         output output_lse prefix_lse prefix_output q query recv scales scores send sinks slopes status suffix_lse
-        suffix_output v v_out v_token_scales value out packed_custom_mask output_block_scale tree_mask tree_mask_cpu
+        suffix_output v v_cache v_out v_token_scales value out packed_custom_mask output_block_scale tree_mask tree_mask_cpu
         kv_indptr_buf kv_indices_buf kv_last_page_len_buf device_indices offsets local expanded dense""",
     "IntArray": """bonus_tokens capture_sizes cu_q dcp_local_seq_lens destination encoder_lens encoder_lens_cpu encoder_out_cache_loc
         encoder_seq_lens encoder_seq_lens_host ends extend_prefix_lens extend_prefix_lens_cpu extend_seq_lens
@@ -24,7 +24,7 @@ NAMES = {
         prefix_lens q_first_pos qo_indptr query_lens query_start_loc query_start_loc_cpu query_start_loc_host
         req_pool_indices rows selected_index seq_lens seq_lens_cpu seq_lens_host seq_lens_host_upper_bound
         slot_mapping slots source tail_len token_row tokens window_freed window_out_cache_loc""",
-    "IntMatrix": """blk_table block_table block_table_host block_table_tensor entries new_table req_to_token spans
+    "IntMatrix": """blk_table page_table block_table block_table_host block_table_tensor entries new_table req_to_token spans
         window_req_to_token""",
     "Flags": "causal causal_per_request is_prefilling",
     "Lse": "lse",

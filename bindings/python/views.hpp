@@ -51,6 +51,8 @@ struct Cache {
   KvCacheView view;
   std::vector<Array> arrays;
 };
+/// Of arrays [pages, page_size, heads, head_dim].
+Cache make_nhd_cache(nb::handle k, nb::handle v);
 /// Throws Error(kInvalidArgument) where the cache's memory is read-only.
 void require_writable(const Cache& cache);
 
@@ -154,6 +156,7 @@ void bind_attention(nb::module_& m);
 void bind_step(nb::module_& m);
 void bind_layer(nb::module_& m);
 void bind_masks(nb::module_& m);
+void bind_paged_attention(nb::module_& m);
 void bind_merge(nb::module_& m);
 void bind_errors(nb::module_& m);
 void bind_stream(nb::module_& m);

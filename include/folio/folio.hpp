@@ -8,6 +8,7 @@
 #include "folio/kv_cache.hpp"             // IWYU pragma: export
 #include "folio/merge.hpp"                // IWYU pragma: export
 #include "folio/page_table.hpp"           // IWYU pragma: export
+#include "folio/paged_attention.hpp"      // IWYU pragma: export
 #include "folio/quantize.hpp"             // IWYU pragma: export
 #include "folio/sealed_plan.hpp"          // IWYU pragma: export
 #include "folio/shared_prefix.hpp"        // IWYU pragma: export

@@ -25,6 +25,7 @@ PUBLIC_LAYER = {
     "folio/shared_prefix.hpp": "kvcache",
     "folio/cascade.hpp": "attention",
     "folio/merge.hpp": "attention",
+    "folio/paged_attention.hpp": "attention",
     "folio/quantize.hpp": "attention",
     "folio/table_ops.hpp": "attention",
     "folio/attention.hpp": "attention",

@@ -28,6 +28,7 @@ import cuda_mutations  # noqa: F401
 import dcp_mutations  # noqa: F401
 import flash_attn_mutations  # noqa: F401
 import flashinfer_mutations  # noqa: F401
+import paged_attention_mutations  # noqa: F401
 import pcp_mutations  # noqa: F401
 import scheduler_mutations  # noqa: F401
 import token_pool_mutations  # noqa: F401
@@ -58,6 +59,7 @@ TESTS = {
     "folio_platform_test": "src/platform",
     "folio_capi_test": "src/capi",
     "folio_testing_test": "src/testing",
+    "folio_paged_attention_test": "src/attention",
     "folio_attention_test": "src/attention",
     "conformance_quick_test": "src/kernels/cpu",
     "folio_kernels_generic_test": "src/kernels/cpu/generic",
