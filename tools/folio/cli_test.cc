@@ -146,7 +146,8 @@ TEST(Cli, JsonOnStandardOutputIsAlone) {
 }
 
 TEST(Cli, ReplayTellsLatencies) {
-  const Outcome outcome = folio(small_replay({"--clock", "measured", "--request-rate", "50", "--json", "-"}));
+  const Outcome outcome = folio({"replay", kTraces + "/azure_excerpt.csv", "--model", "tiny", "--layers", "1",
+                                 "--requests", "8", "--clock", "measured", "--request-rate", "50", "--json", "-"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("TTFT"), HasSubstr("TBT"), HasSubstr("TPOT"), HasSubstr("E2E")));
   const nlohmann::json json = nlohmann::json::parse(outcome.out);
@@ -379,6 +380,7 @@ TEST(Cli, MisuseExitsWithTwoAndSaysWhatToDo) {
       {small_replay({"--clock", "measured", "--step-ms", "2"}), "--step-ms is for --clock fixed"},
       {small_replay({"--time-scale", "0"}), "must be above 0"},
       {small_replay({"--request-rate", "-1"}), "-1 requests a second"},
+      {small_replay({"--request-rate", "5"}), "arrive at once"},
       {small_replay({"--soft-cap", "-5"}), "--soft-cap is -5"},
       {small_replay({"--soft-cap", "nan"}), "--soft-cap is nan"},
       {small_replay({"--soft-cap", "inf"}), "--soft-cap is inf"},
