@@ -146,11 +146,13 @@ TEST(Cli, JsonOnStandardOutputIsAlone) {
 }
 
 TEST(Cli, ReplayTellsLatencies) {
-  const Outcome outcome = folio({"replay", kTraces + "/azure_excerpt.csv", "--model", "tiny", "--layers", "1",
+  const Outcome outcome = folio({"replay", kTraces + "/azure_excerpt.csv", "--model", "tiny", "--layers", "0",
                                  "--requests", "8", "--clock", "measured", "--request-rate", "50", "--json", "-"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("TTFT"), HasSubstr("TBT"), HasSubstr("TPOT"), HasSubstr("E2E")));
   const nlohmann::json json = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(json["checks"]["digested_rows"].get<int64_t>(), 2 * json["tokens"]["generated"].get<int64_t>())
+      << "all layers of the model";
   const nlohmann::json& latency = json["latency"];
   EXPECT_EQ(latency["clock"], "measured");
   EXPECT_EQ(latency["ttft_s"]["count"], 8);
