@@ -31,7 +31,7 @@ TEST(StepSeries, KeepsEveryStep_WhileThereIsRoom) {
 }
 
 TEST(StepSeries, NeighboursBecomeOne_WhereItIsFull) {
-  const StepSeries series = series_of(9, 4);  // of 2 steps each after the fifth, of 4 after the ninth
+  const StepSeries series = series_of(12, 4);  // of 2 steps each after the fifth, of 4 after the ninth
   EXPECT_EQ(series.steps_per_point(), 4);
   ASSERT_EQ(series.points().size(), 3u);
   const StepPoint& second = series.points()[1];
@@ -43,7 +43,8 @@ TEST(StepSeries, NeighboursBecomeOne_WhereItIsFull) {
   EXPECT_EQ(second.query_tokens, 12);
   EXPECT_EQ(second.pages_held, 96) << "the most";
   EXPECT_EQ(second.times[Phase::kRun], 2.0);
-  EXPECT_EQ(series.points()[2].steps, 1);
+  EXPECT_EQ(series.points()[2].steps, 4);
+  EXPECT_EQ(series.points()[2].decoding, 9.5) << "steps that came one by one weigh as much";
 }
 
 TEST(StepSeries, LosesNoStep_AndStaysSmall) {
