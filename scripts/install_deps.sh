@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # Installs what Folio needs beyond a compiler, on Debian and its relatives, and only what is missing.
 #
-#   scripts/install_deps.sh [build] [python] [python-engines] [bench] [aarch64] [checks] [docs]
+#   scripts/install_deps.sh [build] [python] [python-engines] [report] [bench] [aarch64] [checks] [docs]
 #
 #   build   (default) to build and run the library, the command-line tool and the tests
 #   python  the Python module and its tests: a virtual environment, build/python, with bindings/python/requirements.txt in it
 #   python-engines
 #           into the same environment: torch, transformers and a small real model (bindings/python/requirements-engines.txt),
 #           for the tests of folio.integrations and for folio.demo, which are skipped without; some GB
+#   report  for the pages of folio report: Vega-Lite, in the package of tools/folio/report/requirements.txt, into the same
+#           environment; Chromium, which a test draws them with
 #   bench   the micro-benchmarks
 #   aarch64 besides build, the preset of that name: a cross compiler, an emulator, GoogleTest's sources
 #   checks  what continuous integration uses besides: clang and its tools, coverage, a compiler cache, a spelling checker
@@ -113,6 +115,23 @@ install_engines() {
   return 1
 }
 
+# install_report: what tools/folio/report/requirements.txt wants, on top of make_python_environment's.
+install_report() {
+  local root environment requirements stamp
+  root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+  environment=$root/build/python
+  requirements=$root/tools/folio/report/requirements.txt
+  stamp=$environment/installed-report.txt
+  if cmp -s "$requirements" "$stamp" && "$environment/bin/python" -c 'import vl_convert' 2>/dev/null; then return; fi
+  echo "install_deps.sh: installing Vega-Lite for folio report into build/python"
+  if "$environment/bin/python" -m pip install -q --disable-pip-version-check -r "$requirements"; then
+    cp "$requirements" "$stamp"
+    return
+  fi
+  echo "install_deps.sh: pip could not install it: folio report makes no pages." >&2
+  return 1
+}
+
 need_bench() { need_header benchmark/benchmark.h libbenchmark-dev; }
 
 # Headers are the same for every target. GoogleTest's library is not: the preset builds it from the sources.
@@ -142,14 +161,16 @@ need_docs() {
 python=false
 engines=false
 site=false
+report=false
 for group in "$@"; do
   case "$group" in
     python) python=true; need_python ;;
     python-engines) python=true; engines=true; need_python ;;
+    report) python=true; report=true; need_python; need_command chromium chromium ;;
     docs) site=true; need_docs ;;
     build | bench | aarch64 | checks) "need_$group" ;;
     *)
-      echo "install_deps.sh: there is no group '$group'; the groups are build, python, python-engines, bench, aarch64, checks and docs" >&2
+      echo "install_deps.sh: there is no group '$group'; the groups are build, python, python-engines, report, bench, aarch64, checks and docs" >&2
       exit 2
       ;;
   esac
@@ -160,6 +181,7 @@ finish() {
   if $python; then make_python_environment; fi
   if $engines; then install_engines; fi
   if $site; then make_site_environment; fi
+  if $report; then install_report; fi
 }
 
 if [ ${#missing[@]} -eq 0 ]; then finish; exit; fi

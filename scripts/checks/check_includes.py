@@ -29,6 +29,7 @@ PUBLIC_LAYER = {
     "folio/quantize.hpp": "attention",
     "folio/table_ops.hpp": "attention",
     "folio/attention.hpp": "attention",
+    "folio/log.hpp": "attention",
     "folio/folio.hpp": "attention",
     "folio/sealed_plan.hpp": "attention",
     "folio/reference.hpp": "testing",
@@ -42,7 +43,7 @@ HELPERS = re.compile(r"^(core|platform/cuda)/")
 # System headers, besides those of the C++ standard library, that src/ may use.
 SYSTEM_HEADERS = re.compile(
     r"^(immintrin|arm_neon|cpuid|unistd|sched|pthread|dlfcn|cuda|cuda_runtime|cuda_runtime_api|cuda_bf16|cuda_fp16|cuda_fp8)\.h$"
-    r"|^(sys|linux|asm|cuda|nccl)/|^(nccl|mpi)\.h$")
+    r"|^(sys|linux|asm|cuda|nccl|nvtx3)/|^(nccl|mpi)\.h$")
 STANDARD_HEADER = re.compile(r"^[a-z_]+$")
 C_HEADER = re.compile(r"^(stdint|stddef|stdbool)\.h$")
 TEST_HEADER = re.compile(r"^(gtest|gmock|nlohmann)/")

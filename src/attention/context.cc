@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "attention/log.hpp"
 #include "attention/op_state.hpp"
 #include "core/error.hpp"
 #include "platform/cpu_count.hpp"
@@ -72,6 +73,9 @@ Context Context::cpu(const ContextOptions& options) {
     }
     state->executor = state->pool->executor();
   }
+  attention::log(LogLevel::kInfo, "context: CPU, ", state->executor.concurrency,
+                 state->pool == nullptr ? " threads of the engine's" : " threads",
+                 state->pool != nullptr && state->pool->pinned() ? ", pinned" : "");
   return Context(std::move(state));
 }
 
@@ -87,6 +91,8 @@ Context Context::cuda(int32_t index, const ContextOptions& options) {
   state->allow_fp8_mma = options.allow_fp8_mma;
   state->validate_tables = validates_tables(options);
   state->gpu = attention::open_gpu(index);
+  attention::log(LogLevel::kInfo, "context: CUDA device ", index, ", compute capability (times 10) ",
+                 state->gpu->compute_capability(), ", ", state->gpu->num_sms(), " SMs");
   return Context(std::move(state));
 }
 

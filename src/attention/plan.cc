@@ -3,6 +3,8 @@
 #include <optional>
 #include <utility>
 
+#include "attention/log.hpp"
+#include "attention/profiler_range.hpp"
 #include "attention/run_args.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
@@ -160,6 +162,24 @@ void add_to(PlanSummary& summary, const scheduler::PlanView& view) {
 
 }  // namespace
 
+namespace {
+
+void log_planned(const detail::PlanBufferState& state) {
+  if (!attention::is_logged(LogLevel::kDebug)) return;
+  if (state.planned_on_device) {
+    attention::log(LogLevel::kDebug, "plan: ", state.view().num_requests, " requests, ", state.num_tokens,
+                   " tokens, planned on the device");
+    return;
+  }
+  PlanSummary totals{};
+  for (const detail::PassPlan& pass : state.passes) add_to(totals, pass.view);
+  attention::log(LogLevel::kDebug, "plan: ", state.view().num_requests, " requests, ", state.num_tokens, " tokens, ",
+                 totals.num_work_tiles, " work tiles, ", totals.num_partial_rows, " partial rows, ", totals.num_workers,
+                 " workers");
+}
+
+}  // namespace
+
 PlanBuffer::PlanBuffer(std::unique_ptr<detail::PlanBufferState> state) : state_(std::move(state)) {}
 PlanBuffer::PlanBuffer(PlanBuffer&&) noexcept = default;
 PlanBuffer& PlanBuffer::operator=(PlanBuffer&&) noexcept = default;
@@ -185,6 +205,7 @@ AttentionPlan plan(const AttentionOp& op, const BatchView& batch, PlanBuffer& bu
     core::fail(ErrorCode::kInvalidArgument, "the plan buffer was made for another op; call make_plan_buffer(op)");
   }
   attention::check_stream(op.state(), stream);
+  const attention::ProfilerRange range("plan", batch.num_tokens);
   ++state.generation;
   state.planned = false;
   const bool on_gpu = op.state().gpu() != nullptr;
@@ -197,6 +218,7 @@ AttentionPlan plan(const AttentionOp& op, const BatchView& batch, PlanBuffer& bu
   }
   state.num_tokens = batch.num_tokens;
   state.planned = true;
+  log_planned(state);
   return AttentionPlan(&state, state.generation);
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "attention/kernel_choice.hpp"
+#include "attention/log.hpp"
 #include "attention/run_args.hpp"
 #include "core/error.hpp"
 #include "folio/attention.hpp"
@@ -169,6 +170,7 @@ Candidate choose(const Context& context, const AttentionConfig& config, const Wo
       if (!second_choice) second_choice = candidate;
       continue;
     }
+    attention::log(LogLevel::kDebug, "prepare: ", answer.name, " refuses: ", answer.refusal);
     reasons += (reasons.empty() ? "" : "; ") + answer.name + ": " + answer.refusal;
   }
   if (second_choice) return *second_choice;
@@ -259,6 +261,16 @@ std::vector<detail::Pass> gpu_passes(const detail::OpState& state, const kernels
   return passes;
 }
 
+void log_prepared(const detail::OpState& state) {
+  if (!attention::is_logged(LogLevel::kInfo)) return;
+  const AttentionConfig& c = state.config;
+  attention::log(LogLevel::kInfo, "prepare: kernel ", state.kernel_name, ", ", c.num_q_heads, " q heads, ",
+                 c.num_kv_heads, " KV heads, head dim ", c.head_dim_qk, "/", c.head_dim_v, ", q ", c.q, ", kv ", c.kv,
+                 " ", to_string(c.kv_format), ", page size ", c.page_size, ", window_left ", c.window_left, ", ",
+                 state.passes.size(), state.passes.size() == 1 ? " pass" : " passes",
+                 state.options.bounds ? ", bounds" : "");
+}
+
 void check_options(const PrepareOptions& options, Determinism determinism) {
   attention::check_mix(options.mix);
   if (options.max_kv_splits < 0) {
@@ -301,6 +313,7 @@ AttentionOp prepare(const Context& context, const AttentionConfig& config, const
     const scheduler::TileShape& tile = scheduler.tile;
     state.scratch_stride = attention::round_up_to_alignment(chosen.cpu->scratch_bytes(resolved, tile));
   }
+  log_prepared(state);
   return AttentionOp(std::make_shared<const detail::OpState>(std::move(state)));
 }
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "attention/aliasing.hpp"
+#include "attention/profiler_range.hpp"
 #include "attention/run_args.hpp"
 #include "core/error.hpp"
 #include "folio/attention.hpp"
@@ -74,6 +75,7 @@ struct HostTable {
 void run(const AttentionPlan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
   const detail::PlanBufferState& state = detail::checked(plan);
   const detail::OpState& op = *state.op;
+  const attention::ProfilerRange range("run", state.num_tokens);
   attention::check_stream(op, stream);
   attention::check_args(state, args);
   const attention::WorkspaceLayout layout = attention::carve(op, attention::partial_rows(state));

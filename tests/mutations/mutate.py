@@ -30,6 +30,7 @@ import flash_attn_mutations  # noqa: F401
 import flashinfer_mutations  # noqa: F401
 import paged_attention_mutations  # noqa: F401
 import pcp_mutations  # noqa: F401
+import replay_mutations  # noqa: F401
 import scheduler_mutations  # noqa: F401
 import token_pool_mutations  # noqa: F401
 import token_list_mutations  # noqa: F401
@@ -55,6 +56,7 @@ TESTS = {
     "folio_kernels_cuda_sm80_test": "src/kernels/cuda/sm80",
     "folio_kernels_cuda_sm90_test": "src/kernels/cuda/sm90",
     "folio_kernels_generic_combine_test": "src/kernels/cpu/generic/combine",
+    "folio_replay_core_test": "tools/replay",
     "folio_core_test": "src/core",
     "folio_platform_test": "src/platform",
     "folio_capi_test": "src/capi",
@@ -79,7 +81,7 @@ NEEDED_FEATURES = {"/cpu/amx/": "avx512vbmi"}
 NOT_COPIED = shutil.ignore_patterns("build", "build-*", ".git", ".cache", "__pycache__", "_skbuild")
 CMAKE_OPTIONS = [
     "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1", "-DBUILD_SHARED_LIBS=OFF", "-DFOLIO_BUILD_STATIC_TOO=OFF",
-    "-DFOLIO_BUILD_TOOLS=OFF", "-DFOLIO_BUILD_EXAMPLES=OFF", "-DFOLIO_BUILD_BENCHMARKS=OFF",
+    "-DFOLIO_BUILD_TOOLS=ON", "-DFOLIO_REPORT=OFF", "-DFOLIO_BUILD_EXAMPLES=OFF", "-DFOLIO_BUILD_BENCHMARKS=OFF",
     "-DFOLIO_BUILD_PACKAGE_TESTS=OFF", "-DFOLIO_INSTALL=OFF", "-DFOLIO_CUDA=OFF", "-DFOLIO_BUILD_PYTHON=OFF",
     "-DFOLIO_TEST_SOURCES_TOGETHER=16",
 ]

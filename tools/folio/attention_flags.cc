@@ -1,10 +1,13 @@
 #include "attention_flags.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
 #include <map>
+#include <vector>
 
+#include "folio/log.hpp"
 #include "replay/model_shape.hpp"
 
 namespace folio::cli {
@@ -26,6 +29,19 @@ const std::map<std::string, Determinism> kDeterminism = {{"none", Determinism::k
                                                          {"batch-invariant", Determinism::kBatchInvariant},
                                                          {"schedule-invariant", Determinism::kScheduleInvariant}};
 
+template <typename Value>
+std::vector<std::string> names_of(const std::map<std::string, Value>& values) {
+  std::vector<std::string> names;
+  for (const auto& entry : values) names.push_back(entry.first);
+  return names;
+}
+
+std::vector<std::string> model_names() {
+  std::vector<std::string> names;
+  for (const replay::ModelShape& shape : replay::model_shapes()) names.emplace_back(shape.name);
+  return names;
+}
+
 /// Reads a name of `names`; otherwise the error lists them.
 template <typename Value>
 void add_named_option(CLI::App& app, const std::string& flag, Value& value, const std::map<std::string, Value>& names,
@@ -38,29 +54,23 @@ void add_named_option(CLI::App& app, const std::string& flag, Value& value, cons
              value = found->second;
              return;
            }
-           std::string offered;
-           for (const auto& entry : names) offered += (offered.empty() ? "" : ", ") + entry.first;
-           throw CLI::ValidationError(flag, fmt::format("'{}' is none of {}", name, offered));
+           throw CLI::ValidationError(flag, fmt::format("'{}' is none of {}", name, fmt::join(names_of(names), ", ")));
          },
          help)
-      ->type_name(type);
-}
-
-std::string model_help() {
-  std::string help = "a model's shape by name:";
-  for (const replay::ModelShape& shape : replay::model_shapes()) help += fmt::format(" {},", shape.name);
-  help.back() = '.';
-  return help + " The options below override parts of it";
+      ->type_name(fmt::format("{}:{{{}}}", type, fmt::join(names_of(names), ",")));
 }
 
 }  // namespace
 
 void add_dtype_option(CLI::App& app, const std::string& name, DType& value, const std::string& help) {
-  add_named_option(app, name, value, kDTypes, "DTYPE", help + ": bf16, fp16, fp32, e4m3, e5m2");
+  add_named_option(app, name, value, kDTypes, "DTYPE", help);
 }
 
 void AttentionFlags::add_to(CLI::App& app, bool with_layers) {
-  app.add_option("--model", model, model_help())->capture_default_str();
+  app.add_option("--model", model,
+                 "a model's shape by name, of which the options below override parts; folio info --models tells more")
+      ->type_name(fmt::format("MODEL:{{{}}}", fmt::join(model_names(), ",")))
+      ->capture_default_str();
   app.add_option("--num-q-heads", num_q_heads, "query heads: a multiple of the KV heads");
   app.add_option("--num-kv-heads", num_kv_heads, "KV heads");
   app.add_option("--head-dim", head_dim, "components of a query and a key: a multiple of 8");
@@ -68,7 +78,9 @@ void AttentionFlags::add_to(CLI::App& app, bool with_layers) {
   app.add_option("--window", window, "sliding window: keys seen to the left of the query, besides itself; -1 = none");
   app.add_option("--soft-cap", soft_cap, "cap on logits, c * tanh(x / c); 0 = none");
   if (with_layers)
-    app.add_option("--layers", layers, "attention layers")->check(CLI::Range(1, 1024))->capture_default_str();
+    app.add_option("--layers", layers, "attention layers; 0 = as many as the model has")
+        ->check(CLI::Range(0, 1024))
+        ->capture_default_str();
   app.add_option("--page-size", page_size, "tokens per page")->check(CLI::Range(1, 1 << 20))->capture_default_str();
   add_dtype_option(app, "--q-dtype", q, "queries (outputs are the same, bf16 for fp8 queries)");
   add_dtype_option(app, "--kv-dtype", kv, "KV cache (also int8, with a scale a token and KV head)");
@@ -85,12 +97,15 @@ void AttentionFlags::add_to(CLI::App& app, bool with_layers) {
                  "the attention kernel to use, by name (see folio info --explain); refused if it cannot");
   app.add_flag("--allow-fp8-mma", allow_fp8_mma,
                "speed before accuracy: kernels that can multiply fp8 queries, keys, values and p as they are");
+  app.add_option("--log", log, "what the library tells of itself, on standard error: info (kernels), debug (plans too)")
+      ->check(CLI::IsMember({"info", "debug"}));
+  app.add_flag("--nvtx", nvtx, "NVTX ranges around plan and run, for Nsight Systems");
 }
 
 replay::StackConfig AttentionFlags::stack(int32_t scale) const {
   const replay::ModelShape& shape = replay::find_model(model);
   replay::StackConfig stack;
-  stack.num_layers = layers;
+  stack.num_layers = layers != 0 ? layers : shape.num_layers;
   stack.num_q_heads = num_q_heads != 0 ? num_q_heads : shape.num_q_heads;
   stack.num_kv_heads = num_kv_heads != 0 ? num_kv_heads : shape.num_kv_heads;
   stack.head_dim_qk = head_dim != 0 ? head_dim : shape.head_dim_qk;
@@ -116,16 +131,24 @@ replay::StackConfig AttentionFlags::stack(int32_t scale) const {
   if (soft_cap && !(*soft_cap >= 0.0f && std::isfinite(*soft_cap))) {
     throw Error(ErrorCode::kInvalidArgument, fmt::format("--soft-cap is {}; expected 0 (none) or above", *soft_cap));
   }
+  // Heads of other sizes are no longer that model's: their values have a cache of their own.
+  stack.latent = shape.latent && head_dim == 0 && head_dim_v == 0 && num_kv_heads == 0;
   stack.logits_soft_cap = soft_cap.value_or(shape.logits_soft_cap);
   stack.q = q;
   stack.kv = kv;
-  stack.layout = layout;
+  // Only strided caches can have values inside keys; what is recommended might be another format.
+  stack.layout = stack.latent && layout == KvLayout::kRecommended ? KvLayout::kStridedNhd : layout;
   stack.page_size = page_size;
   stack.determinism = determinism;
   return stack;
 }
 
 Context AttentionFlags::context() const {
+  if (!log.empty()) {
+    set_log_callback([](LogLevel, std::string_view line) { fmt::print(stderr, "folio: {}\n", line); },
+                     log == "debug" ? LogLevel::kDebug : LogLevel::kInfo);
+  }
+  if (nvtx) set_nvtx_ranges(true);
   ContextOptions options;
   options.num_threads = threads;
   options.force_kernel = kernel;

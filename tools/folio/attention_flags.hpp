@@ -19,7 +19,7 @@ struct AttentionFlags {
   int32_t head_dim_v = 0;
   int32_t window = -2;            ///< -2 = the model's, -1 = none
   std::optional<float> soft_cap;  ///< none = the model's
-  int32_t layers = 2;
+  int32_t layers = 2;             ///< 0 = the model's
   int32_t page_size = 16;
   DType q = DType::kBFloat16;
   DType kv = DType::kBFloat16;
@@ -29,6 +29,8 @@ struct AttentionFlags {
   std::string device = "cpu";
   std::string kernel;
   bool allow_fp8_mma = false;
+  std::string log;  ///< "debug" or "info": the library's lines on standard error; empty: none
+  bool nvtx = false;
 
   /// Adds them to a subcommand. `with_layers`: also --layers.
   void add_to(CLI::App& app, bool with_layers);
@@ -37,6 +39,7 @@ struct AttentionFlags {
   /// Throws folio::Error(kInvalidArgument).
   replay::StackConfig stack(int32_t scale) const;
 
+  /// The context, and what the process is to tell of it. Throws what Context::cpu and Context::cuda throw.
   Context context() const;
 };
 

@@ -80,7 +80,7 @@ std::vector<const std::byte*> page_addresses(const replay::LayerStack& stack, co
     }
   };
   add(stack.cache(0).k, stack.k_page_bytes());
-  add(stack.cache(0).v, stack.v_page_bytes());
+  if (stack.v_page_bytes() > 0) add(stack.cache(0).v, stack.v_page_bytes());
   return addresses;
 }
 

@@ -12,6 +12,7 @@
 #include "json_output.hpp"
 #include "progress.hpp"
 #include "ranks_case.hpp"
+#include "replay/eta.hpp"
 #include "replay/report.hpp"
 #include "replay/yardstick.hpp"
 
@@ -182,6 +183,24 @@ void print_ranks_row(std::FILE* out, const RanksResult& r, bool simulated) {
   std::fflush(out);
 }
 
+/// Which case of the sweep is measured, and how long the others may take.
+class SweepProgress {
+ public:
+  SweepProgress(bool quiet, size_t cases) : progress_(quiet), cases_(cases) {}
+
+  void show(size_t done) {
+    if (!progress_.due_or_watched()) return;
+    progress_.show(fmt::format("measuring case {} of {}{}", done + 1, cases_,
+                               replay::eta(static_cast<double>(done) / static_cast<double>(cases_), watch_.elapsed())));
+  }
+  void finish() { progress_.clear(); }
+
+ private:
+  Progress progress_;
+  size_t cases_;
+  replay::Stopwatch watch_;
+};
+
 /// The sweep's shapes for each count of ranks.
 int bench_ranks(const BenchFlags& flags) {
   const bool on_gpus = flags.attention.device == "cuda";
@@ -213,13 +232,16 @@ int bench_ranks(const BenchFlags& flags) {
   std::FILE* out = flags.json == "-" ? stderr : stdout;
   if (!flags.quiet) print_ranks_header(out, flags);
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  SweepProgress progress(flags.quiet, shapes.size() * flags.ranks.size());
   for (const BenchShape& shape : shapes) {
     for (const int32_t ranks : flags.ranks) {
       if (interrupted_by_user().load()) return kInterrupted;
+      progress.show(rows.size());
       options.ranks = ranks;
       options.combine = distributed::dcp_combine_from_name(flags.dcp_comm, ranks);
       const RanksResult result = flags.simulate ? simulate_ranks(context, stack, shape, options, topology, effort)
                                                 : measure_ranks(stack, shape, options, effort);
+      progress.finish();
       if (!flags.quiet) print_ranks_row(out, result, flags.simulate);
       rows.push_back(json_of(result, flags.simulate));
     }
@@ -257,10 +279,13 @@ int bench(const BenchFlags& flags) {
   std::FILE* out = flags.json == "-" ? stderr : stdout;
   if (!flags.quiet) print_header(out, flags, context);
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  SweepProgress progress(flags.quiet, shapes.size());
   for (const BenchShape& shape : shapes) {
     if (stop.load()) break;
+    progress.show(rows.size());
     const BenchResult result =
         run_bench_case(context, flags.attention.stack(1), shape, {flags.rounds, flags.min_ms / 1e3});
+    progress.finish();
     if (!flags.quiet) print_row(out, result);
     rows.push_back(json_of(result));
   }
@@ -335,7 +360,7 @@ Command add_bench_command(CLI::App& app) {
   command->add_option("--network-link", flags->network_link, "with --ranks: the same to other nodes")
       ->capture_default_str();
   flags->attention.add_to(*command, false);
-  command->add_option("--json", flags->json, "write the figures as JSON; '-' = standard output");
+  command->add_option("--json", flags->json, "write the figures as JSON; '-' = standard output")->type_name("FILE");
   command->add_flag("-q,--quiet", flags->quiet, "print no table");
   command->footer(
       "Machines are shared and clocks move: only the shares, taken round by round in one process, can be compared.\n"

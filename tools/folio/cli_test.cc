@@ -103,8 +103,14 @@ std::vector<std::string> small_replay(std::vector<std::string> more = {}) {
   return arguments;
 }
 
+/// What ends with exit code 2, and part of what it says.
+struct Misuse {
+  std::vector<std::string> arguments;
+  std::string says;
+};
+
 TEST(Cli, HelpAndVersion) {
-  for (const char* subcommand : {"replay", "info", "bench", "verify"}) {
+  for (const char* subcommand : {"replay", "report", "info", "bench", "verify", "man", "completion"}) {
     const Outcome help = folio({subcommand, "--help"});
     EXPECT_EQ(help.code, 0);
     EXPECT_THAT(help.out, HasSubstr("Usage: "));
@@ -141,6 +147,120 @@ TEST(Cli, JsonOnStandardOutputIsAlone) {
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   EXPECT_LE(json["memory"]["other_bytes"].get<int64_t>(), int64_t{64} << 20);
 #endif
+}
+
+TEST(Cli, ReplayTellsLatencies) {
+  const Outcome outcome = folio({"replay", kTraces + "/azure_excerpt.csv", "--model", "tiny", "--layers", "0",
+                                 "--requests", "8", "--clock", "measured", "--request-rate", "50", "--json", "-"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("TTFT"), HasSubstr("TBT"), HasSubstr("TPOT"), HasSubstr("E2E")));
+  const nlohmann::json json = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(json["checks"]["digested_rows"].get<int64_t>(), 2 * json["tokens"]["generated"].get<int64_t>())
+      << "all layers of the model";
+  const nlohmann::json& latency = json["latency"];
+  EXPECT_EQ(latency["clock"], "measured");
+  EXPECT_EQ(latency["ttft_s"]["count"], 8);
+  EXPECT_GT(latency["ttft_s"]["p50"].get<double>(), 0.0);
+  EXPECT_LE(latency["ttft_s"]["p50"], latency["e2e_s"]["p99"]);
+  EXPECT_EQ(latency["tbt_s"]["quantiles"].size(), 101u);
+  const nlohmann::json& series = json["series"];
+  for (const char* column : {"step", "start_s", "duration_s", "decoding", "prefilling", "query_tokens", "kv_tokens",
+                             "pages_held", "prefix_hits", "plan_s", "run_s"}) {
+    EXPECT_EQ(series[column].size(), json["steps"]["count"].get<size_t>()) << column;
+  }
+}
+
+TEST(Cli, LogsAreForThoseWhoAsk) {
+  const Outcome silent = folio(small_replay({"-q"}));
+  EXPECT_THAT(silent.err, IsEmpty());
+  const Outcome info = folio(small_replay({"-q", "--log", "info"}));
+  EXPECT_THAT(info.err, AllOf(HasSubstr("folio: context: CPU, 2 threads"), HasSubstr("folio: prepare: kernel "),
+                              Not(HasSubstr("folio: plan: "))));
+  const Outcome debug = folio(small_replay({"-q", "--log", "debug"}));
+  EXPECT_THAT(debug.err, AllOf(HasSubstr("folio: plan: "), HasSubstr(" work tiles")));
+}
+
+TEST(Cli, ManualPagesAndCompletions) {
+  const Outcome man = folio({"man", "replay"});
+  EXPECT_EQ(man.code, 0) << man.err;
+  EXPECT_THAT(man.out, AllOf(HasSubstr(".TH \"FOLIO\\-REPLAY\" 1"), HasSubstr("\\fB\\-\\-clock\\fR"),
+                             HasSubstr("\\fBmeasured\\fR"), HasSubstr("The default is \\fB32\\fR.")));
+  EXPECT_THAT(folio({"man"}).out, HasSubstr("folio\\-bench"));
+  const Outcome unknown = folio({"man", "dance"});
+  EXPECT_EQ(unknown.code, 2);
+  EXPECT_THAT(unknown.err, HasSubstr("no subcommand is called 'dance'; there are replay, "));
+  for (const char* shell : {"bash", "zsh", "fish"})
+    EXPECT_THAT(folio({"completion", shell}).out, HasSubstr("measured"));
+  EXPECT_EQ(folio({"completion", "cmd"}).code, 2);
+}
+
+/// A file in the temporary folder, removed at the end.
+class Scratch {
+ public:
+  explicit Scratch(const std::string& name, const std::string& text = {})
+      : path_(::testing::TempDir() + "folio_cli_" + std::to_string(getpid()) + "_" + name) {
+    if (!text.empty()) std::ofstream(path_) << text;
+  }
+  ~Scratch() { std::filesystem::remove(path_); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+TEST(Cli, ReportIsOneWholePage) {
+  const Scratch replay("a.json"), bench("b.json"), page("page.html");
+  ASSERT_EQ(folio(small_replay({"--json", replay.path(), "-q"})).code, 0);
+  ASSERT_EQ(folio({"bench", "--model", "tiny", "--batch", "2", "--kv-len", "64", "--q-len", "16", "--kernel", "generic",
+                   "--rounds", "1", "--min-ms", "0.1", "-q", "--json", bench.path()})
+                .code,
+            0);
+  const Outcome outcome =
+      folio({"report", replay.path(), bench.path(), "-o", page.path(), "--title", "a </script> title"});
+  if (!FOLIO_HAS_VEGA) {
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_THAT(outcome.err, HasSubstr("no Vega-Lite"));
+    EXPECT_FALSE(std::filesystem::exists(page.path()));
+    return;
+  }
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("2 files"));
+  const std::string text = read_file(page.path());
+  EXPECT_THAT(text, AllOf(HasSubstr("window.vegaEmbed="), HasSubstr("default-src 'none'"), HasSubstr("BSD-3-Clause"),
+                          HasSubstr("a \\u003c/script> title"), Not(HasSubstr("{{"))));
+  for (const char* loads : {"<link", "<img", " src=\"", "@import", "url(http"})
+    EXPECT_EQ(text.substr(0, text.find("<script type=\"module\">")).find(loads), std::string::npos) << loads;
+}
+
+TEST(Cli, ReportRefusesWhatItCannotDraw) {
+  const Scratch text("text.json", "not json"), other("other.json", R"({"tea": 1})"),
+      old("old.json", R"({"attention": {}, "steps": {"count": 3}})"),
+      ranks("ranks.json", R"({"device": "cpu", "threads": 1, "rounds": 1, "cases": [{"ranks": 2}]})"),
+      peers("peers.json", R"({"device": "cpu", "threads": 1, "results": [{"row": "a", "us": {"folio": [1, "x"]}}]})"),
+      said("said.json",
+           R"({"device": "cpu", "threads": 1, "results": [{"row": "a", "us": {"folio": [1]}, "said": {}}]})"),
+      page("refused.html");
+  const std::vector<Misuse> misuses = {
+      {{"report"}, "files is required"},
+      {{"report", text.path()}, "--output is required"},
+      {{"report", "/nonexistent.json", "-o", page.path()}, "/nonexistent.json: cannot be opened"},
+      {{"report", text.path(), "-o", page.path()}, "text.json: no JSON"},
+      {{"report", other.path(), "-o", page.path()}, "other.json: neither of folio replay --json"},
+      {{"report", old.path(), "-o", page.path()}, "old.json: latency is missing: the file is of an older folio replay"},
+      {{"report", ranks.path(), "-o", page.path()}, "cases are of --ranks, which this page does not draw"},
+      {{"report", peers.path(), "-o", page.path()}, "results[0].us.folio holds what is no number"},
+      {{"report", said.path(), "-o", page.path()}, "results[0].said.folio is missing"},
+      {{"report", text.path(), "-o", text.path()}, "is read and written"},
+  };
+  for (const Misuse& misuse : misuses) {
+    const Outcome outcome = folio(misuse.arguments);
+    EXPECT_EQ(outcome.code, 2) << ::testing::PrintToString(misuse.arguments);
+    EXPECT_THAT(outcome.err, HasSubstr(misuse.says)) << ::testing::PrintToString(misuse.arguments);
+  }
+  EXPECT_FALSE(std::filesystem::exists(page.path()));
+  EXPECT_EQ(read_file(text.path()), "not json");
 }
 
 TEST(Cli, CascadesAreCountedWithoutAttention) {
@@ -293,11 +413,6 @@ TEST(Cli, DigestsAgreeOverSchedules) {
   EXPECT_NE(digest({"--seed", "2"}), usual);
 }
 
-struct Misuse {
-  std::vector<std::string> arguments;
-  std::string says;
-};
-
 TEST(Cli, MisuseExitsWithTwoAndSaysWhatToDo) {
   const std::string bad_trace = ::testing::TempDir() + "folio_cli_bad.jsonl";
   std::ofstream(bad_trace) << R"({"timestamp": 0, "input_length": 10, "output_length": 1, "hash_ids": [1]})"
@@ -323,7 +438,7 @@ TEST(Cli, MisuseExitsWithTwoAndSaysWhatToDo) {
       {small_replay({"--backend", "token_pool", "--draft-tokens", "1"}), "--draft-tokens"},
       {small_replay({"--backend", "token_pool", "--draft-tokens", "4", "--draft-topk", "2"}), "is for --page-size 1"},
       {small_replay({"--backend", "token_pool", "--ranks", "2"}), "--ranks is for --backend flashinfer and flash_attn"},
-      {small_replay({"--ranks", "2"}), "--ranks divides the KV of a backend's layers; give --backend too"},
+      {small_replay({"--backend", "none", "--ranks", "2"}), "--ranks divides the KV of an engine backend's layers"},
       {small_replay({"--backend", "flash_attn", "--dcp-comm", "a2a"}), "--dcp-comm requires --ranks"},
       {small_replay({"--backend", "flash_attn", "--dcp-interleave", "2"}), "--dcp-interleave requires --ranks"},
       {small_replay({"--backend", "token_pool", "--window-pages", "9"}), "models with a sliding window"},
@@ -332,6 +447,12 @@ TEST(Cli, MisuseExitsWithTwoAndSaysWhatToDo) {
       {small_replay({"--timeline", "/nonexistent/x"}), "/nonexistent/x: cannot be written"},
       {small_replay({"--json", "/nonexistent/x"}), "/nonexistent/x: cannot be written"},
       {small_replay({"--json", "x", "--timeline", "x"}), "--json and --timeline both write x"},
+      {small_replay({"--clock", "sundial"}), "--clock"},
+      {small_replay({"--clock", "measured", "--time-scale", "2"}), "--time-scale is for --clock wall, not measured"},
+      {small_replay({"--clock", "measured", "--step-ms", "2"}), "--step-ms is for --clock fixed"},
+      {small_replay({"--time-scale", "0"}), "must be above 0"},
+      {small_replay({"--request-rate", "-1"}), "-1 requests a second"},
+      {small_replay({"--request-rate", "5"}), "arrive at once"},
       {small_replay({"--soft-cap", "-5"}), "--soft-cap is -5"},
       {small_replay({"--soft-cap", "nan"}), "--soft-cap is nan"},
       {small_replay({"--soft-cap", "inf"}), "--soft-cap is inf"},
@@ -455,6 +576,29 @@ TEST(Cli, InfoExplains) {
   const nlohmann::json json = nlohmann::json::parse(folio({"info", "--json", "-"}).out);
   EXPECT_FALSE(json["kernels"].empty());
   EXPECT_FALSE(json["kernel"].get<std::string>().empty());
+}
+
+TEST(Cli, InfoListsModels) {
+  const Outcome outcome = folio({"info", "--models", "--json", "-"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("gpt-oss-120b"), HasSubstr("moonshotai/Kimi-K2-Instruct")));
+  const nlohmann::json json = nlohmann::json::parse(outcome.out);
+  EXPECT_GT(json.size(), 20u);
+  EXPECT_EQ(json[0]["name"], "llama3-8b");
+}
+
+TEST(Cli, ModelsOfMlaKeepValuesInsideKeys) {
+  const auto pool_of = [](std::vector<std::string> more) {
+    std::vector<std::string> arguments = {
+        "bench",    "--model", "kimi-k2-decode", "--sweep", "decode", "--batch", "1", "--kv-len", "64",
+        "--rounds", "1",       "--min-ms",       "0.1",     "--json", "-",       "-q"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Outcome outcome = folio(arguments);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return nlohmann::json::parse(outcome.out)["cases"][0]["kv_bytes"].get<double>();
+  };
+  EXPECT_EQ(pool_of({}), 64.0 * 576 * 2);
+  EXPECT_EQ(pool_of({"--head-dim", "576", "--head-dim-v", "512"}), 64.0 * (576 + 512) * 2) << "heads given by number";
 }
 
 TEST(Cli, InfoRanksForAMix) {

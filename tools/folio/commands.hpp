@@ -25,5 +25,8 @@ Command add_replay_command(CLI::App& app);
 Command add_info_command(CLI::App& app);
 Command add_bench_command(CLI::App& app);
 Command add_verify_command(CLI::App& app);
+Command add_report_command(CLI::App& app);
+Command add_man_command(CLI::App& app);
+Command add_completion_command(CLI::App& app);
 
 }  // namespace folio::cli

@@ -7,6 +7,7 @@
 #include "commands.hpp"
 #include "folio/folio.hpp"
 #include "json_output.hpp"
+#include "replay/model_shape.hpp"
 #include "replay/report.hpp"
 #include "replay/yardstick.hpp"
 
@@ -17,6 +18,7 @@ struct InfoFlags {
   AttentionFlags attention;
   WorkloadMix mix;
   bool explain = false;
+  bool models = false;
   std::string json;
 };
 
@@ -37,7 +39,38 @@ AttentionConfig config_of(const InfoFlags& info, const Context& context) {
   return config;
 }
 
+/// What --model takes.
+int show_models(const InfoFlags& flags) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  std::FILE* out = flags.json == "-" ? stderr : stdout;
+  fmt::print(out, "{:<24}{:>7}{:>8}{:>4}{:>9}{:>8}{:>6}  {:<30}{}\n", "model", "layers", "q heads", "kv", "head dim",
+             "window", "full", "config.json of", "");
+  for (const replay::ModelShape& shape : replay::model_shapes()) {
+    const std::string dims = shape.head_dim_qk == shape.head_dim_v
+                                 ? fmt::format("{}", shape.head_dim_qk)
+                                 : fmt::format("{}/{}", shape.head_dim_qk, shape.head_dim_v);
+    fmt::print(out, "{:<24}{:>7}{:>8}{:>4}{:>9}{:>8}{:>6}  {:<30}{}\n", shape.name, shape.num_layers, shape.num_q_heads,
+               shape.num_kv_heads, dims, shape.window_left < 0 ? "-" : fmt::format("{}", shape.window_left + 1),
+               shape.full_every == 0 ? "-" : fmt::format("1/{}", shape.full_every), shape.source, shape.note);
+    json.push_back({{"name", shape.name},
+                    {"num_layers", shape.num_layers},
+                    {"num_q_heads", shape.num_q_heads},
+                    {"num_kv_heads", shape.num_kv_heads},
+                    {"head_dim_qk", shape.head_dim_qk},
+                    {"head_dim_v", shape.head_dim_v},
+                    {"window_left", shape.window_left},
+                    {"full_every", shape.full_every},
+                    {"logits_soft_cap", shape.logits_soft_cap},
+                    {"mla", shape.latent},
+                    {"note", shape.note},
+                    {"source", shape.source}});
+  }
+  if (std::optional<replay::OutputFile> json_file = replay::output_file(flags.json)) write_json(json, *json_file);
+  return kSuccess;
+}
+
 int show_info(const InfoFlags& flags) {
+  if (flags.models) return show_models(flags);
   const Context context = flags.attention.context();
   const AttentionConfig config = config_of(flags, context);
   const KvFormatAdvice advice = recommended_kv_format(config, context, flags.mix);
@@ -98,11 +131,13 @@ Command add_info_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("info", "Version, CPU features, kernels, and which one runs a configuration");
   auto flags = std::make_shared<InfoFlags>();
   command->add_flag("--explain", flags->explain, "list every kernel and why it refuses");
+  command->add_flag("--models", flags->models, "list the models that --model takes, with their shapes and sources")
+      ->excludes(command->get_option("--explain"));
   flags->attention.add_to(*command, false);
   command->add_option("--decode-tokens", flags->mix.decode_tokens,
                       "tokens of decode in the engine's work, in any unit; with --prefill-tokens: what is ranked by");
   command->add_option("--prefill-tokens", flags->mix.prefill_tokens, "tokens of prefill in the same unit");
-  command->add_option("--json", flags->json, "write as JSON; '-' = standard output");
+  command->add_option("--json", flags->json, "write as JSON; '-' = standard output")->type_name("FILE");
   return {command, [flags] { return show_info(*flags); }};
 }
 

@@ -24,8 +24,10 @@ int run(int argc, char** argv) {
       "'folio SUBCOMMAND --help' tells more. Exit codes: 0 all well; 1 a check failed; 2 options, input or output that "
       "cannot\n"
       "be used; 130 interrupted.");
-  const std::vector<Command> commands = {folio::cli::add_replay_command(app), folio::cli::add_info_command(app),
-                                         folio::cli::add_bench_command(app), folio::cli::add_verify_command(app)};
+  const std::vector<Command> commands = {folio::cli::add_replay_command(app),    folio::cli::add_report_command(app),
+                                         folio::cli::add_info_command(app),      folio::cli::add_bench_command(app),
+                                         folio::cli::add_verify_command(app),    folio::cli::add_man_command(app),
+                                         folio::cli::add_completion_command(app)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -44,6 +44,11 @@ void Progress::finish() {
   line_open_ = false;
 }
 
+void Progress::clear() {
+  if (line_open_) std::fputs("\r\x1b[K", stderr);
+  line_open_ = false;
+}
+
 const std::atomic<bool>& interrupted_by_user() {
   struct sigaction action {};
   action.sa_handler = &on_interrupt;

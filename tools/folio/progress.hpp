@@ -15,10 +15,15 @@ class Progress {
 
   /// True if it is time to show something: call `show` then, so that nothing is formatted in vain.
   bool due() const;
+  /// The same for what takes long each time: at once on a terminal.
+  bool due_or_watched() const { return !quiet_ && (terminal_ || due()); }
   void show(const std::string& line);
 
   /// Leaves a clean line for what comes next.
   void finish();
+
+  /// The same on a terminal, where the line itself goes away.
+  void clear();
 
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;

@@ -26,6 +26,8 @@ void check_heads(const StackConfig& stack, const RanksOptions& options) {
                             "multiple of the others' product",
                             stack.num_q_heads, options.ranks, stack.num_kv_heads));
   }
+  if (stack.latent)
+    throw Error(ErrorCode::kUnsupported, "layers of MLA over ranks; bench --ranks takes models without");
   if (stack.kv == DType::kInt8) {
     throw Error(ErrorCode::kUnsupported, "int8 caches over ranks; bench --ranks takes the other dtypes");
   }

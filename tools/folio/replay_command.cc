@@ -30,7 +30,7 @@ struct ReplayFlags {
   int32_t scale = 32;
   int64_t requests = 0;
   AttentionFlags attention;
-  replay::ServingBackend backend = replay::ServingBackend::kNone;
+  std::optional<replay::ServingBackend> backend;  ///< none given: kNone, over ranks kFlashInfer
   std::string kv_cache_dtype;
   int32_t ranks = 1;
   int32_t dcp_interleave = 1;
@@ -39,6 +39,8 @@ struct ReplayFlags {
   bool plan_only = false;
   replay::SchedulerOptions scheduler;
   replay::ClockOptions clock;
+  std::string clock_name;
+  double request_rate = 0.0;  ///< 0 = the trace's own times
   replay::CheckOptions checks;
   bool serial = false;
   bool no_prefix_reuse = false;
@@ -57,10 +59,11 @@ struct ReplayFlags {
 };
 
 void add_workload_options(CLI::App& app, ReplayFlags& flags) {
-  app.add_option("trace", flags.trace, "trace file; '-' = standard input")->required();
+  app.add_option("trace", flags.trace, "trace file; '-' = standard input")->required()->type_name("FILE");
   app.add_option_function<std::string>(
          "--format",
          [&flags](const std::string& name) {
+           flags.backend = replay::ServingBackend::kNone;
            if (name == "mooncake") flags.format = TraceFormat::kMooncake;
            if (name == "azure") flags.format = TraceFormat::kAzure;
          },
@@ -97,9 +100,10 @@ void add_backend_options(CLI::App& app, ReplayFlags& flags) {
            if (name == "flash_attn") flags.backend = replay::ServingBackend::kFlashAttention;
            if (name == "token_pool") flags.backend = replay::ServingBackend::kTokenPool;
          },
-         "who serves the layers: none (Folio's own calls, the default) or an engine backend: flashinfer, flash_attn, "
-         "token_pool (with slots, a request table and a radix tree in place of the page manager; any --page-size from "
-         "1 on)")
+         "who serves the layers: none (Folio's own calls, the default on one rank) or an engine backend: flashinfer "
+         "(the "
+         "default over --ranks), flash_attn, token_pool (with slots, a request table and a radix tree in place of the "
+         "page manager; any --page-size from 1 on)")
       ->check(CLI::IsMember({"none", "flashinfer", "flash_attn", "token_pool"}));
   app.add_option(
          "--draft-tokens", flags.scheduler.drafts.tokens,
@@ -112,7 +116,7 @@ void add_backend_options(CLI::App& app, ReplayFlags& flags) {
       ->capture_default_str();
   auto* const ranks = app.add_option(
       "--ranks", flags.ranks,
-      "decode context parallelism, with --backend flashinfer and flash_attn: so many ranks divide every request's KV "
+      "decode context parallelism, by --backend flashinfer or flash_attn: so many ranks divide every request's KV "
       "and the query heads of each group; threads of this process (with --device cuda on GPUs of their own where there "
       "are as many), or on a CPU the processes of mpirun -n N folio replay ...");
   ranks->check(CLI::Range(1, 1024))->capture_default_str();
@@ -130,6 +134,35 @@ void add_backend_options(CLI::App& app, ReplayFlags& flags) {
       ->excludes(app.get_option("--kv-dtype"));
   app.add_flag("--batch-invariant", flags.batch_invariant, "the same as --determinism batch-invariant")
       ->excludes(app.get_option("--determinism"));
+}
+
+/// The clock that requests arrive by. An option of another clock than the one that runs would be ignored: it is
+/// refused.
+void add_clock_options(CLI::App& app, ReplayFlags& flags) {
+  app.add_option("--clock", flags.clock_name,
+                 "what time requests arrive by and latencies are in: fixed (each step takes --step-ms: schedules do "
+                 "not depend on the machine), measured (each step takes what was measured of it) or wall (--time-scale "
+                 "times the wall clock, waiting for arrivals). fixed if not given, wall with --time-scale")
+      ->check(CLI::IsMember({"fixed", "measured", "wall"}));
+  app.add_option("--step-ms", flags.clock.step_ms, "with --clock fixed: simulated length of a step, ms")
+      ->capture_default_str();
+  app.add_option("--time-scale", flags.clock.time_scale,
+                 "with --clock wall: simulated seconds in a second of the wall clock")
+      ->capture_default_str();
+  app.add_option("--request-rate", flags.request_rate,
+                 "scale the trace's arrival times to so many requests a second on average; inf = all at once");
+}
+
+replay::ClockOptions clock_of(const CLI::App& app, const ReplayFlags& flags) {
+  replay::ClockOptions clock = flags.clock;
+  const bool scaled = app.count("--time-scale") > 0;
+  if (flags.clock_name == "measured") clock.kind = replay::ClockKind::kMeasured;
+  if (flags.clock_name == "wall" || (flags.clock_name.empty() && scaled)) clock.kind = replay::ClockKind::kWall;
+  if (scaled && clock.kind != replay::ClockKind::kWall)
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("--time-scale is for --clock wall, not {}", flags.clock_name));
+  if (app.count("--step-ms") > 0 && clock.kind != replay::ClockKind::kFixed)
+    throw Error(ErrorCode::kInvalidArgument, "--step-ms is for --clock fixed: the other clocks measure a step");
+  return clock;
 }
 
 void add_serving_options(CLI::App& app, ReplayFlags& flags) {
@@ -153,13 +186,7 @@ void add_serving_options(CLI::App& app, ReplayFlags& flags) {
       ->check(CLI::Range(int64_t{1}, kMostIds));
   pages->excludes(mb)->excludes(unlimited);
   mb->excludes(unlimited);
-  app.add_option("--step-ms", flags.clock.step_ms,
-                 "simulated length of a step, ms: decides how many requests arrive meanwhile")
-      ->capture_default_str();
-  app.add_option("--time-scale", flags.clock.time_scale,
-                 "run the simulated clock at so many times the wall clock instead, waiting for arrivals; results then "
-                 "depend on the "
-                 "machine's speed");
+  add_clock_options(app, flags);
 }
 
 void add_output_options(CLI::App& app, ReplayFlags& flags) {
@@ -167,10 +194,13 @@ void add_output_options(CLI::App& app, ReplayFlags& flags) {
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   app.add_option("--dump-samples", flags.samples,
-                 "write the sampled rows' bits to a file, to compare runs; '-' = standard output");
+                 "write the sampled rows' bits to a file, to compare runs; '-' = standard output")
+      ->type_name("FILE");
   app.add_option("--json", flags.json,
-                 "write the summary as JSON; '-' = standard output (the text then goes to standard error)");
-  app.add_option("--timeline", flags.timeline, "write a timeline in Chrome trace format; '-' = standard output");
+                 "write the summary as JSON; '-' = standard output (the text then goes to standard error)")
+      ->type_name("FILE");
+  app.add_option("--timeline", flags.timeline, "write a timeline in Chrome trace format; '-' = standard output")
+      ->type_name("FILE");
   app.add_flag("-q,--quiet", flags.quiet, "no progress and no summary; --json still writes");
   app.add_flag("--count-prefix-hits", flags.count_prefix_hits,
                "no attention: only count the prefix hits of the trace served one request after the other with an "
@@ -258,7 +288,8 @@ int64_t pool_pages(const ReplayFlags& flags, const replay::Workload& workload, c
   return pages;
 }
 
-int replay_trace(ReplayFlags& flags) {
+int replay_trace(const CLI::App& app, ReplayFlags& flags) {
+  const replay::ClockOptions clock = clock_of(app, flags);
   replay::Workload workload;
   {
     const replay::Trace trace = replay::read_trace(flags.trace, flags.format);
@@ -267,7 +298,8 @@ int replay_trace(ReplayFlags& flags) {
   }
   replay::ReplayOptions options;
   options.stack = flags.attention.stack(flags.scale);
-  options.stack.backend = flags.backend;
+  options.stack.backend =
+      flags.backend.value_or(flags.ranks > 1 ? replay::ServingBackend::kFlashInfer : replay::ServingBackend::kNone);
   options.stack.ranks = flags.ranks;
   options.stack.dcp_interleave = flags.dcp_interleave;
   options.stack.dcp_comm_backend = flags.dcp_comm;
@@ -286,7 +318,8 @@ int replay_trace(ReplayFlags& flags) {
   options.scheduler.drafts.seed = flags.seed;
   options.stack.draft_topk = flags.scheduler.drafts.topk;
   options.stack.max_requests = options.scheduler.max_running;
-  options.clock = flags.clock;
+  options.clock = clock;
+  if (app.count("--request-rate") > 0) replay::set_request_rate(workload, flags.request_rate);
   options.checks = flags.checks;
   options.checks.keep_samples = !flags.samples.empty();
   options.prefix_reuse = !flags.no_prefix_reuse;
@@ -294,8 +327,8 @@ int replay_trace(ReplayFlags& flags) {
   const MpiSession mpi;
   if (mpi.group() != nullptr) {
     if (flags.ranks == 1) throw Error(ErrorCode::kInvalidArgument, "mpirun started several processes; give --ranks");
-    if (flags.clock.time_scale > 0.0)
-      throw Error(ErrorCode::kUnsupported, "--time-scale: processes whose steps depend on the wall clock would part");
+    if (clock.kind != replay::ClockKind::kFixed)
+      throw Error(ErrorCode::kUnsupported, "--clock: processes whose steps depend on measured time would part");
     options.processes = mpi.group();
   }
   flags.quiet = flags.quiet || !mpi.prints();
@@ -346,7 +379,7 @@ Command add_replay_command(CLI::App& app) {
       "the\n"
       "results are the same, bit for bit with --determinism schedule-invariant (compare the digests).\n"
       "Example: folio replay examples/traces/mooncake_excerpt.jsonl --json result.json");
-  return {command, [flags] { return replay_trace(*flags); }};
+  return {command, [command, flags] { return replay_trace(*command, *flags); }};
 }
 
 }  // namespace folio::cli

@@ -13,6 +13,7 @@
 #include "folio/verify.hpp"
 #include "json_output.hpp"
 #include "progress.hpp"
+#include "replay/eta.hpp"
 
 namespace folio::cli {
 namespace {
@@ -110,6 +111,7 @@ Totals run_cases(const VerifyFlags& flags, const std::vector<verify::Conformance
                  const std::atomic<bool>& stop) {
   Totals totals;
   Progress progress(flags.quiet);
+  const replay::Stopwatch watch;
   for (const verify::ConformanceCase& one : cases) {
     if (stop.load(std::memory_order_relaxed)) break;
     const verify::CaseReport report = verify::run_case(one);
@@ -117,7 +119,10 @@ Totals run_cases(const VerifyFlags& flags, const std::vector<verify::Conformance
     totals.values += report.values;
     totals.worst_share = std::max(totals.worst_share, report.worst_share);
     if (!report.passed) add_failure(totals, verify::to_string(one), report.failure);
-    if (progress.due()) progress.show(fmt::format("{}/{} cases, {} failed", totals.run, cases.size(), totals.failed));
+    if (progress.due())
+      progress.show(fmt::format(
+          "{}/{} cases, {} failed{}", totals.run, cases.size(), totals.failed,
+          replay::eta(static_cast<double>(totals.run) / static_cast<double>(cases.size()), watch.elapsed())));
   }
   return totals;
 }
@@ -197,7 +202,7 @@ Command add_verify_command(CLI::App& app) {
           "allow FP8 MMA in random cases and those of the covering array, changed to have them where the kernel can")
       ->excludes(cases);
   command->add_flag("--list", flags->list, "list the kernels, the factors and their levels");
-  command->add_option("--json", flags->json, "write the outcome as JSON; '-' = standard output");
+  command->add_option("--json", flags->json, "write the outcome as JSON; '-' = standard output")->type_name("FILE");
   command->add_flag("-q,--quiet", flags->quiet, "print failures only");
   command->footer("Exit code 1 if a case fails. Example: folio verify --random 500 --seed 7");
   return {command, [flags] { return run_verify(*flags); }};

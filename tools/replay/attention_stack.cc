@@ -1,5 +1,7 @@
 #include "replay/attention_stack.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "replay/backend_stack.hpp"
@@ -57,7 +59,7 @@ size_t AttentionStack::k_page_bytes() const {
 
 size_t AttentionStack::v_page_bytes() const {
   const StackConfig& c = config();
-  return static_cast<size_t>(int64_t{c.page_size} * c.num_kv_heads * c.head_dim_v * size_of(c.kv));
+  return static_cast<size_t>(int64_t{c.page_size} * c.num_kv_heads * c.stored_dim_v() * size_of(c.kv));
 }
 
 std::unique_ptr<AttentionStack> make_stack(const Context& context, const StackConfig& config,
@@ -65,9 +67,15 @@ std::unique_ptr<AttentionStack> make_stack(const Context& context, const StackCo
   if (config.backend != ServingBackend::kNone && config.kv == DType::kInt8) {
     throw Error(ErrorCode::kUnsupported, "--kv-dtype int8 with --backend: the engine backends take no int8 caches");
   }
+  if (config.latent && config.backend != ServingBackend::kNone) {
+    throw Error(ErrorCode::kUnsupported, fmt::format("--backend {}: layers of MLA, whose values lie inside their keys, "
+                                                     "are replayed with --backend none",
+                                                     to_string(config.backend)));
+  }
   if (config.backend != ServingBackend::kNone) return make_backend_stack(context, config, processes);
   if (config.ranks != 1) {
-    throw Error(ErrorCode::kUnsupported, "--ranks divides the KV of a backend's layers; give --backend too");
+    throw Error(ErrorCode::kUnsupported,
+                "--ranks divides the KV of an engine backend's layers: --backend flashinfer or flash_attn");
   }
   return std::make_unique<LayerStack>(context, config);
 }

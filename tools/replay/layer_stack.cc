@@ -58,6 +58,10 @@ void LayerStack::make_ops() {
   attention.determinism = config_.determinism;
   if (config_.logits_soft_cap != 0.0f) attention.features = Feature::kSoftCap;
   attention.kv_format = choose_format(config_.layout, attention, context_);
+  if (config_.latent && (attention.kv_format != KvFormat::kStrided || config_.kv == DType::kInt8)) {
+    throw Error(ErrorCode::kUnsupported,
+                "values inside keys (MLA) take strided caches without token scales: --kv-format, --kv-dtype");
+  }
   format_ = attention.kv_format;
   const bool windowed = config_.window_left >= 0;
   for (const bool window : {true, false}) {
@@ -77,10 +81,12 @@ void LayerStack::reserve_workspace(size_t bytes) {
 }
 
 void LayerStack::make_pool() {
-  const KvCacheShape shape{config_.num_pages,   config_.page_size,  config_.num_kv_heads,
-                           config_.head_dim_qk, config_.head_dim_v, config_.kv};
+  // Views of latent caches have V in K's place: as many components first, then those that are a value's.
+  const int32_t dim_v = config_.latent ? config_.head_dim_qk : config_.head_dim_v;
+  const KvCacheShape shape{config_.num_pages, config_.page_size, config_.num_kv_heads, config_.head_dim_qk, dim_v,
+                           config_.kv};
   const size_t k_bytes = bytes_of(k_elements(shape), config_.kv);
-  const size_t v_bytes = bytes_of(v_elements(shape), config_.kv);
+  const size_t v_bytes = config_.latent ? 0 : bytes_of(v_elements(shape), config_.kv);
   pool_ = MappedMemory::of_cache_on(context_, static_cast<size_t>(config_.num_layers) * (k_bytes + v_bytes));
   const bool int8 = config_.kv == DType::kInt8;
   const int64_t scales = int8 ? token_scale_elements(shape) : 0;
@@ -91,10 +97,11 @@ void LayerStack::make_pool() {
     const auto make = [&](auto... token_scales) {
       if (format_ == KvFormat::kCpuPacked) return make_cpu_packed_view(shape, at, at + k_bytes, token_scales...);
       const bool hnd = config_.layout == KvLayout::kStridedHnd;
-      return hnd ? make_hnd_view(shape, at, at + k_bytes, token_scales...)
-                 : make_nhd_view(shape, at, at + k_bytes, token_scales...);
+      std::byte* const v = config_.latent ? at : at + k_bytes;
+      return hnd ? make_hnd_view(shape, at, v, token_scales...) : make_nhd_view(shape, at, v, token_scales...);
     };
     caches_.push_back(int8 ? make(scales_at, scales_at + scales) : make());
+    caches_.back().head_dim_v = config_.head_dim_v;
   }
 }
 

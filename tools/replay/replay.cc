@@ -1,14 +1,12 @@
 #include "replay/replay.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <limits>
 #include <memory>
 #include <numeric>
 #include <optional>
 #include <random>
-#include <thread>
 
 #include "replay/gpu.hpp"
 #include "replay/memory.hpp"
@@ -20,30 +18,6 @@ namespace {
 
 constexpr size_t kYardstickBytes = size_t{256}
                                    << 20;  // beyond the caches of most machines, read in a fraction of a second
-constexpr double kLongestNap = 0.05;       // seconds between looks at `stop` while idle
-
-/// Simulated time: either so much a step, or wall time times a factor.
-class SimulatedClock {
- public:
-  explicit SimulatedClock(const ClockOptions& options) : options_(options) {}
-
-  double now_ms() const { return options_.time_scale > 0.0 ? watch_.elapsed() * 1e3 * options_.time_scale : now_ms_; }
-
-  void step_done() { now_ms_ += options_.step_ms; }
-
-  /// Nothing can be done before `arrival_ms`.
-  void idle_until(double arrival_ms) {
-    now_ms_ = std::max(now_ms_, arrival_ms);
-    if (options_.time_scale <= 0.0) return;
-    const double seconds = (arrival_ms - now_ms()) / (1e3 * options_.time_scale);
-    if (seconds > 0.0) std::this_thread::sleep_for(std::chrono::duration<double>(std::min(seconds, kLongestNap)));
-  }
-
- private:
-  ClockOptions options_;
-  double now_ms_ = 0.0;
-  Stopwatch watch_;
-};
 
 /// Every page of the pool that some step wrote, up to kYardstickBytes, in a fixed random order. Unwritten pages are
 /// left alone: reading them would measure the system's zero page.
@@ -164,27 +138,52 @@ void split_drafts(std::vector<StepItem>& items, std::vector<StepItem>& drafted) 
 
 void check_clock(const ClockOptions& clock) {
   if (!(clock.step_ms > 0.0 && std::isfinite(clock.step_ms)) ||
-      !(clock.time_scale >= 0.0 && std::isfinite(clock.time_scale))) {
-    throw Error(ErrorCode::kInvalidArgument, "the step's length must be above 0 and the time scale 0 or more");
+      !(clock.time_scale > 0.0 && std::isfinite(clock.time_scale))) {
+    throw Error(ErrorCode::kInvalidArgument, "the step's length and the time scale must be above 0");
   }
 }
 
 }  // namespace
 
-Percentiles percentiles(std::vector<float>& values) {
-  if (values.empty()) return {};
-  std::sort(values.begin(), values.end());
-  const auto rank = [&](double share) {
-    const auto n = static_cast<double>(values.size());
-    return static_cast<double>(values[static_cast<size_t>(std::max(0.0, std::ceil(share * n) - 1.0))]);
-  };
-  return {rank(0.5), rank(0.9), rank(0.99), static_cast<double>(values.back())};
-}
-
 bool ReplayResult::failed() const {
   const bool unequal = attention.determinism == Determinism::kScheduleInvariant && checks.recomputed_unequal > 0;
   return checks.failures > 0 || leaked_pages != 0 || unequal;
 }
+
+namespace {
+
+/// What a step's items say of it. The phases' times come when it has ended.
+StepPoint point_of(const Workload& workload, std::span<const StepItem> items, const Scheduler& scheduler) {
+  StepPoint point;
+  for (const StepItem& item : items) {
+    const bool generates = item.first >= workload.requests[static_cast<size_t>(item.request)].input_length;
+    (generates ? point.decoding : point.prefilling) += 1.0;
+    point.query_tokens += item.count;
+    point.kv_tokens += item.first + item.count;
+  }
+  point.waiting = static_cast<double>(scheduler.waiting());
+  return point;
+}
+
+/// Of the workload's tokens, those that were computed or found. What preempted requests compute again may count twice.
+double share_done(const Scheduler& scheduler, int64_t tokens, const ClockOptions& clock, double now_ms,
+                  double last_arrival_ms) {
+  const auto done = static_cast<double>(scheduler.counters().computed_tokens + scheduler.counters().hit_tokens);
+  const double share = std::min(1.0, done / static_cast<double>(std::max<int64_t>(1, tokens)));
+  return clock.kind == ClockKind::kWall && last_arrival_ms > now_ms ? std::min(share, now_ms / last_arrival_ms) : share;
+}
+
+int64_t all_hits(const Scheduler& scheduler) {
+  return scheduler.counters().hit_tokens + scheduler.counters().resumed_hit_tokens;
+}
+
+PhaseTimes since(const PhaseTimes& now, const PhaseTimes& before) {
+  PhaseTimes times = now;
+  for (size_t phase = 0; phase < kPhaseNames.size(); ++phase) times.seconds[phase] -= before.seconds[phase];
+  return times;
+}
+
+}  // namespace
 
 ReplayResult run_replay(const Context& context, const Workload& workload, const ReplayOptions& options,
                         const std::atomic<bool>& stop, const std::function<void(const ReplayProgress&)>& report) {
@@ -201,23 +200,30 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   PhaseClock phases(timeline.get());
   SimulatedClock clock(options.clock);
   StepBatch batch;
-  std::vector<StepItem> ordered, drafted;
+  std::vector<StepItem> made, ordered, drafted;
   PrefixOrder prefix_order;
   std::vector<float> step_seconds;
+  LatencyRecorder latencies(workload);
+  const int64_t tokens = workload.computed_tokens();
+  const double last_arrival_ms = workload.requests.empty() ? 0.0 : workload.requests.back().arrival_ms;
   Stopwatch wall;
   int32_t highest_page = -1;
   const auto observe = [&](const StepBatch& rows, const LayerOutput& output) {
     checker.observe(rows, output, scheduler);
   };
   while (!scheduler.done() && !stack->stops(stop.load(std::memory_order_relaxed))) {
-    const double serving_before = phases.times().serving();
+    const PhaseTimes times_before = phases.times();
+    const int64_t hits_before = all_hits(scheduler);
+    const double start_ms = clock.now_ms();
     phases.begin();
-    const auto items = scheduler.next_step(clock.now_ms());
+    const auto items = scheduler.next_step(start_ms);
     if (items.empty()) {
       clock.idle_until(scheduler.next_arrival_ms().value_or(clock.now_ms()));
       continue;
     }
-    ordered.assign(items.begin(), items.end());
+    StepPoint point = point_of(workload, items, scheduler);
+    made.assign(items.begin(), items.end());
+    ordered = made;
     split_drafts(ordered, drafted);
     // Sharers must be neighbours. A backend's own order comes last: it may part them again.
     if (options.stack.cascade == backends::CascadeMode::kAuto)
@@ -235,19 +241,29 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
       batch.build_drafts(drafted, scheduler, options.stack.tokens_per_page_id());
       serve();
     }
-    result.peak_pages_held = std::max(result.peak_pages_held, keeper.held());
+    point.pages_held = keeper.held();
+    point.pages_cached = keeper.cached();
+    result.peak_pages_held = std::max(result.peak_pages_held, point.pages_held);
     result.window.held = std::max(result.window.held, keeper.window_use().held);
     phases.begin();
     scheduler.finish_step();
     phases.end(Phase::kSchedule);
-    clock.step_done();
-    step_seconds.push_back(static_cast<float>(phases.times().serving() - serving_before));
+    point.times = since(phases.times(), times_before);
+    clock.step_done(point.times.serving());
+    point.step = static_cast<int64_t>(step_seconds.size());
+    point.start_ms = start_ms;
+    point.end_ms = clock.now_ms();
+    point.prefix_hits = all_hits(scheduler) - hits_before;
+    result.series.add(point);
+    latencies.step_done(made, point.end_ms);
+    step_seconds.push_back(static_cast<float>(point.times.serving()));
     if (timeline != nullptr)
       timeline->counters(scheduler.running(), scheduler.waiting(), keeper.held(), keeper.cached());
     result.progress = progress_of(workload, scheduler);
     result.progress.steps = static_cast<int64_t>(step_seconds.size());
     result.progress.simulated_ms = clock.now_ms();
     result.progress.wall_seconds = wall.elapsed();
+    result.progress.share = share_done(scheduler, tokens, options.clock, point.end_ms, last_arrival_ms);
     report(result.progress);
   }
   result.interrupted = !scheduler.done();
@@ -263,6 +279,9 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   result.checks = checker.counts();
   result.digest = checker.digest();
   result.step_seconds = percentiles(step_seconds);
+  result.clock = options.clock.kind;
+  result.step_ms = options.clock.step_ms;
+  result.latencies = latencies.latencies();
   result.input_tokens = workload.input_tokens();
   result.output_tokens = workload.output_tokens();
   result.pages = keeper.num_pages();

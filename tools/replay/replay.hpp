@@ -8,17 +8,14 @@
 
 #include "folio/folio.hpp"
 #include "replay/attention_stack.hpp"
+#include "replay/latency.hpp"
 #include "replay/row_checker.hpp"
 #include "replay/scheduler.hpp"
+#include "replay/simulated_clock.hpp"
+#include "replay/step_series.hpp"
 #include "replay/workload.hpp"
 
 namespace folio::replay {
-
-/// How the simulated clock runs.
-struct ClockOptions {
-  double step_ms = 100.0;   ///< simulated length of a step, without a time scale
-  double time_scale = 0.0;  ///< > 0: simulated milliseconds per millisecond of wall time, idling until requests arrive
-};
 
 struct ReplayOptions {
   StackConfig stack;  ///< num_pages, max_tokens and page_size included
@@ -39,10 +36,8 @@ struct ReplayProgress {
   int64_t steps = 0;
   double simulated_ms = 0.0;
   double wall_seconds = 0.0;
-};
-
-struct Percentiles {
-  double p50 = 0.0, p90 = 0.0, p99 = 0.0, max = 0.0;
+  double share =
+      0.0;  ///< of the workload's tokens that is done; with ClockKind::kWall at most that of the arrivals' time
 };
 
 /// What a replay came to. Seconds are wall time.
@@ -55,6 +50,10 @@ struct ReplayResult {
   CheckCounts checks;
   uint64_t digest = 0;
   Percentiles step_seconds;  ///< schedule, write, plan and run of a step; without inputs and checks
+  ClockKind clock = ClockKind::kFixed;
+  double step_ms = 0.0;  ///< of ClockKind::kFixed
+  Latencies latencies;   ///< on the simulated clock
+  StepSeries series;
   int64_t input_tokens = 0;  ///< of the workload
   int64_t output_tokens = 0;
   int32_t pages = 0;
@@ -86,8 +85,5 @@ struct ReplayResult {
 /// each step. Throws folio::Error for options that cannot be (before the first step).
 ReplayResult run_replay(const Context& context, const Workload& workload, const ReplayOptions& options,
                         const std::atomic<bool>& stop, const std::function<void(const ReplayProgress&)>& report);
-
-/// Nearest-rank percentiles; reorders `values`.
-Percentiles percentiles(std::vector<float>& values);
 
 }  // namespace folio::replay

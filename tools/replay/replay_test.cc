@@ -6,12 +6,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "replay/memory.hpp"
+#include "replay/model_shape.hpp"
 #include "replay/prefix_count.hpp"
 #include "replay/report.hpp"
 #include "replay/scene_test_util.hpp"
@@ -199,6 +202,91 @@ TEST(Replay, JsonHoldsTheSummary) {
   EXPECT_FALSE(json["failed"]);
 }
 
+/// MLA: one KV head whose values are the first components of its keys.
+TEST(Replay, ValuesInsideKeys) {
+  Scene scene = small_scene(4);
+  StackConfig& stack = scene.options.stack;
+  stack.num_kv_heads = 1;
+  stack.head_dim_qk = 72;
+  stack.head_dim_v = 64;
+  stack.latent = true;
+  scene.options.checks.rate = 0.2;
+  const ReplayResult result = replay(scene);
+  EXPECT_GT(result.checks.rows, 0);
+  EXPECT_EQ(result.pool_bytes, static_cast<size_t>(stack.num_pages * 8 * 72 * 2 * 2)) << "keys of two layers alone";
+  EXPECT_EQ(result.work.kv_bytes_written, result.scheduler.computed_tokens * 72 * 2 * 2);
+  stack.layout = KvLayout::kCpuPacked;
+  stack.page_size = scene.options.scheduler.page_size = 16;
+  EXPECT_THROW(replay(scene), Error);
+  stack.layout = KvLayout::kStridedNhd;
+  for (const ServingBackend backend : {ServingBackend::kFlashInfer, ServingBackend::kTokenPool}) {
+    stack.backend = backend;
+    EXPECT_THROW(replay(scene), Error);
+  }
+}
+
+TEST(ModelShapes, AreWhole) {
+  std::vector<std::string_view> names;
+  for (const ModelShape& shape : model_shapes()) {
+    SCOPED_TRACE(shape.name);
+    names.push_back(shape.name);
+    EXPECT_EQ(shape.num_q_heads % shape.num_kv_heads, 0);
+    EXPECT_GT(shape.num_layers, 0);
+    EXPECT_EQ(shape.head_dim_qk % 8, 0);
+    EXPECT_LE(shape.head_dim_v, shape.head_dim_qk);
+    EXPECT_FALSE(shape.note.empty());
+    EXPECT_EQ(shape.source.empty(), shape.name == "tiny");
+    EXPECT_TRUE(!shape.latent || shape.num_kv_heads == 1);
+  }
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(std::adjacent_find(names.begin(), names.end()), names.end()) << "a name that two models have";
+}
+
+TEST(Replay, LatenciesGoByTheClock) {
+  Scene scene = small_scene(4);
+  scene.options.clock.step_ms = 10.0;
+  const ReplayResult fixed = replay(scene);
+  EXPECT_EQ(fixed.latencies.ttft.count, 4);
+  EXPECT_EQ(fixed.latencies.e2e.count, 4);
+  EXPECT_EQ(fixed.latencies.tbt.count, scene.workload.output_tokens() - 4);
+  EXPECT_FLOAT_EQ(static_cast<float>(fixed.latencies.tbt.percentiles.p50), 0.01f);
+
+  scene.options.clock.kind = ClockKind::kMeasured;
+  set_request_rate(scene.workload, std::numeric_limits<double>::infinity());
+  const ReplayResult measured = replay(scene);
+  EXPECT_EQ(measured.digest, fixed.digest);
+  EXPECT_GT(measured.latencies.ttft.percentiles.p50, 0.0);
+  // All arrive at 0 and nothing idles: the clock stands at what the steps took.
+  EXPECT_NEAR(measured.progress.simulated_ms, measured.times.serving() * 1e3, 1e-6 * measured.progress.simulated_ms);
+  EXPECT_NEAR(measured.latencies.e2e.percentiles.max, measured.times.serving(), 1e-5 * measured.times.serving());
+}
+
+TEST(Replay, TheSeriesHasEveryStep) {
+  const Scene scene = small_scene();
+  const ReplayResult result = replay(scene);
+  int64_t steps = 0, query_tokens = 0, hits = 0;
+  int32_t pages = 0;
+  double requests = 0.0;
+  PhaseTimes times;
+  for (const StepPoint& point : result.series.points()) {
+    steps += point.steps;
+    query_tokens += point.query_tokens;
+    hits += point.prefix_hits;
+    pages = std::max(pages, point.pages_held);
+    requests = std::max(requests, point.decoding + point.prefilling);
+    for (size_t phase = 0; phase < kPhaseNames.size(); ++phase) times.seconds[phase] += point.times.seconds[phase];
+    EXPECT_LT(point.start_ms, point.end_ms);
+    EXPECT_GE(point.kv_tokens, point.query_tokens);
+  }
+  EXPECT_EQ(steps, result.progress.steps);
+  EXPECT_EQ(query_tokens, result.scheduler.computed_tokens);
+  EXPECT_EQ(hits, result.scheduler.hit_tokens + result.scheduler.resumed_hit_tokens);
+  EXPECT_EQ(pages, result.peak_pages_held);
+  EXPECT_GT(requests, 1.0);
+  EXPECT_LE(requests, 8.0) << "max_running";
+  EXPECT_NEAR(times[Phase::kRun], result.times[Phase::kRun], 1e-9);
+}
+
 TEST(Replay, BadOptionsAreRefused) {
   Scene scene = small_scene(3);
   scene.options.clock.step_ms = 0.0;
@@ -236,18 +324,6 @@ TEST(MappedMemory, OfCachesIsInterleaved) {
   EXPECT_EQ(policy_at(cache.data() + (1 << 20) - 1), MPOL_INTERLEAVE);
   EXPECT_EQ(cache.resident_bytes(), 0u);
   EXPECT_EQ(policy_at(MappedMemory::on(context, 1 << 20).data()), MPOL_DEFAULT);
-}
-
-TEST(Percentiles, NearestRank) {
-  std::vector<float> values;
-  for (int i = 100; i >= 1; --i) values.push_back(static_cast<float>(i));
-  const Percentiles p = percentiles(values);
-  EXPECT_EQ(p.p50, 50.0);
-  EXPECT_EQ(p.p90, 90.0);
-  EXPECT_EQ(p.p99, 99.0);
-  EXPECT_EQ(p.max, 100.0);
-  std::vector<float> one = {3.0f};
-  EXPECT_EQ(percentiles(one).p99, 3.0);
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "replay/eta.hpp"
+
 namespace folio::replay {
 namespace {
 
@@ -64,6 +66,80 @@ std::string cascade_text(const ReplayResult& r) {
                      r.work.plans_with_cascade, r.work.plans);
 }
 
+std::string duration(double seconds) {
+  if (seconds >= 1.0) return fmt::format("{:.4g} s", seconds);
+  return seconds >= 1e-3 ? fmt::format("{:.4g} ms", seconds * 1e3) : fmt::format("{:.4g} us", seconds * 1e6);
+}
+
+/// Whose time latencies are in.
+std::string clock_text(const ReplayResult& r) {
+  switch (r.clock) {
+    case ClockKind::kFixed: return fmt::format("simulated steps of {:g} ms; --clock measured for real ones", r.step_ms);
+    case ClockKind::kMeasured: return "steps as measured, without inputs and checks";
+    case ClockKind::kWall: return "wall clock times --time-scale";
+  }
+  return {};
+}
+
+std::string latency_text(const ReplayResult& r) {
+  std::string text = fmt::format("  {:<12}{}\n", "latency", clock_text(r));
+  const auto line = [&](const char* name, const LatencyDistribution& latency) {
+    const Percentiles& p = latency.percentiles;
+    if (latency.count == 0) return;
+    fmt::format_to(std::back_inserter(text), "    {:<10}{} median, {} p90, {} p99, {} mean\n", name, duration(p.p50),
+                   duration(p.p90), duration(p.p99), duration(p.mean));
+  };
+  line("TTFT", r.latencies.ttft);
+  line("TBT", r.latencies.tbt);
+  line("TPOT", r.latencies.tpot);
+  line("E2E", r.latencies.e2e);
+  return text;
+}
+
+nlohmann::ordered_json json_of(const LatencyDistribution& latency) {
+  const Percentiles& p = latency.percentiles;
+  return {
+      {"count", latency.count},        {"mean", p.mean}, {"p50", p.p50}, {"p90", p.p90}, {"p99", p.p99}, {"max", p.max},
+      {"quantiles", latency.quantiles}};
+}
+
+nlohmann::ordered_json latency_json(const ReplayResult& r) {
+  nlohmann::ordered_json json = {{"clock", to_string(r.clock)}};
+  if (r.clock == ClockKind::kFixed) json["step_s"] = r.step_ms / 1e3;
+  json["ttft_s"] = json_of(r.latencies.ttft);
+  json["tbt_s"] = json_of(r.latencies.tbt);
+  json["tpot_s"] = json_of(r.latencies.tpot);
+  json["e2e_s"] = json_of(r.latencies.e2e);
+  return json;
+}
+
+/// One array a column: a fraction of the size of objects.
+nlohmann::ordered_json series_json(const StepSeries& series) {
+  nlohmann::ordered_json json = {{"steps_per_point", series.steps_per_point()},
+                                 {"most_points", StepSeries::kMostPoints}};
+  const auto column = [&](const std::string& name, const auto& value) {
+    nlohmann::ordered_json& values = json[name] = nlohmann::ordered_json::array();
+    for (const StepPoint& point : series.points()) values.push_back(value(point));
+  };
+  column("step", [](const StepPoint& p) { return p.step; });
+  column("steps", [](const StepPoint& p) { return p.steps; });
+  column("start_s", [](const StepPoint& p) { return p.start_ms / 1e3; });
+  column("end_s", [](const StepPoint& p) { return p.end_ms / 1e3; });
+  column("decoding", [](const StepPoint& p) { return p.decoding; });
+  column("prefilling", [](const StepPoint& p) { return p.prefilling; });
+  column("waiting", [](const StepPoint& p) { return p.waiting; });
+  column("query_tokens", [](const StepPoint& p) { return p.query_tokens; });
+  column("kv_tokens", [](const StepPoint& p) { return p.kv_tokens; });
+  column("prefix_hits", [](const StepPoint& p) { return p.prefix_hits; });
+  column("pages_held", [](const StepPoint& p) { return p.pages_held; });
+  column("pages_cached", [](const StepPoint& p) { return p.pages_cached; });
+  column("duration_s", [](const StepPoint& p) { return p.times.serving(); });
+  for (size_t phase = 0; phase < kPhaseNames.size(); ++phase) {
+    column(std::string(kPhaseNames[phase]) + "_s", [phase](const StepPoint& p) { return p.times.seconds[phase]; });
+  }
+  return json;
+}
+
 }  // namespace
 
 std::string_view to_string(Determinism determinism) {
@@ -78,9 +154,10 @@ std::string_view to_string(Determinism determinism) {
 
 std::string progress_line(const ReplayProgress& p) {
   return fmt::format(
-      "{}/{} requests, {} running, {} waiting, {} tokens, {} from the cache, {:.0f} tokens/s, t = {:.0f} s", p.finished,
-      p.requests, p.running, p.waiting, p.computed_tokens, p.hit_tokens,
-      share(static_cast<double>(p.computed_tokens), p.wall_seconds), p.simulated_ms / 1e3);
+      "{}/{} requests, {} running, {} waiting, {} tokens, {} from the cache, {:.0f} tokens/s, t = {:.0f} s{}",
+      p.finished, p.requests, p.running, p.waiting, p.computed_tokens, p.hit_tokens,
+      share(static_cast<double>(p.computed_tokens), p.wall_seconds), p.simulated_ms / 1e3,
+      eta(p.share, p.wall_seconds));
 }
 
 std::string summary_text(const ReplayResult& r) {
@@ -116,6 +193,7 @@ std::string summary_text(const ReplayResult& r) {
   line("step", fmt::format("{:.2f} ms median, {:.2f} p90, {:.2f} p99, {:.2f} max (without inputs and checks)",
                            r.step_seconds.p50 * 1e3, r.step_seconds.p90 * 1e3, r.step_seconds.p99 * 1e3,
                            r.step_seconds.max * 1e3));
+  text += latency_text(r);
   std::string times;
   for (size_t phase = 0; phase < kPhaseNames.size(); ++phase) {
     fmt::format_to(std::back_inserter(times), "{}{} {:.3f} s", phase == 0 ? "" : ", ", kPhaseNames[phase],
@@ -187,11 +265,9 @@ nlohmann::ordered_json summary_json(const ReplayResult& r) {
                             {"tokens_given_up", r.window.left},
                             {"tokens_evicted", r.window.evicted}};
   }
-  json["steps"] = {{"count", r.progress.steps},
-                   {"p50_s", r.step_seconds.p50},
-                   {"p90_s", r.step_seconds.p90},
-                   {"p99_s", r.step_seconds.p99},
-                   {"max_s", r.step_seconds.max}};
+  json["steps"] = {{"count", r.progress.steps},   {"p50_s", r.step_seconds.p50}, {"p90_s", r.step_seconds.p90},
+                   {"p99_s", r.step_seconds.p99}, {"max_s", r.step_seconds.max}, {"mean_s", r.step_seconds.mean}};
+  json["latency"] = latency_json(r);
   nlohmann::ordered_json times;
   for (size_t phase = 0; phase < kPhaseNames.size(); ++phase)
     times[std::string(kPhaseNames[phase]) + "_s"] = r.times.seconds[phase];
@@ -226,6 +302,7 @@ nlohmann::ordered_json summary_json(const ReplayResult& r) {
                     {"digested_rows", r.checks.digested_rows},
                     {"recomputed_rows", r.checks.recomputed_rows},
                     {"recomputed_unequal", r.checks.recomputed_unequal}};
+  json["series"] = series_json(r.series);
   return json;
 }
 

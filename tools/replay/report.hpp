@@ -13,7 +13,7 @@ std::string summary_text(const ReplayResult& result);
 /// Everything in the summary and more, as an object; sizes in bytes, times in seconds, rates per second.
 nlohmann::ordered_json summary_json(const ReplayResult& result);
 
-/// One line of progress, at most 100 characters, without a line end.
+/// One line of progress with the time that is left, without a line end.
 std::string progress_line(const ReplayProgress& progress);
 
 /// "none", "run-to-run", "batch-invariant", "schedule-invariant".

@@ -104,6 +104,10 @@ void RowChecker::fill_problem(const TokenRow& token, int32_t layer, int32_t q_he
   for (size_t p = 0; p < static_cast<size_t>(problem_.kv_len); ++p) {
     fill_row_as_stored(kv_row_key(stack_.seed, InputKind::kKey, chain[p], layer, kv_head), stack_.kv, kFp8Scale,
                        stack_.head_dim_qk, problem_.k.data() + p * dim_qk);
+    if (stack_.latent) {
+      std::copy_n(problem_.k.data() + p * dim_qk, dim_v, problem_.v.data() + p * dim_v);
+      continue;
+    }
     fill_row_as_stored(kv_row_key(stack_.seed, InputKind::kValue, chain[p], layer, kv_head), stack_.kv, kFp8Scale,
                        stack_.head_dim_v, problem_.v.data() + p * dim_v);
   }

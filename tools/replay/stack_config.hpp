@@ -41,6 +41,7 @@ struct StackConfig {
   int32_t window_left = -1;
   int32_t full_every = 0;  ///< with a window: layers l with (l + 1) % full_every == 0 have none; 0 = all have it
   float logits_soft_cap = 0.0f;
+  bool latent = false;  ///< MLA: a value is the first head_dim_v components of its key, and only keys are stored
   Determinism determinism = Determinism::kRunToRun;
   backends::CascadeMode cascade = backends::CascadeMode::kOff;
   bool plan_only = false;  ///< steps are planned and their work is counted; there is no KV pool and no attention
@@ -59,10 +60,12 @@ struct StackConfig {
   }
   /// Tokens that one page id stands for: pages of all ranks.
   int32_t tokens_per_page_id() const { return page_size * ranks; }
+  /// Components that the cache has of a token's value and KV head, besides those of its key.
+  int32_t stored_dim_v() const { return latent ? 0 : head_dim_v; }
   /// Bytes of a token and KV head in the cache, token scales included.
   int64_t token_bytes() const {
     const int64_t scales = kv == DType::kInt8 ? 2 * int64_t{sizeof(float)} : 0;
-    return int64_t{head_dim_qk + head_dim_v} * size_of(kv) + scales;
+    return int64_t{head_dim_qk + stored_dim_v()} * size_of(kv) + scales;
   }
   /// The dtype of outputs.
   DType out() const { return is_fp8(q) ? DType::kBFloat16 : q; }

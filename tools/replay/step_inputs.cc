@@ -39,7 +39,7 @@ StepInputs::StepInputs(const Context& context, const StackConfig& config)
       given_(is_fp8(config.kv) || config.kv == DType::kInt8 ? DType::kBFloat16 : config.kv) {
   const int64_t tokens = config.max_tokens;
   k_ = MappedMemory::shared_with(context, bytes_of(tokens * config.num_kv_heads * config.head_dim_qk, given_));
-  v_ = MappedMemory::shared_with(context, bytes_of(tokens * config.num_kv_heads * config.head_dim_v, given_));
+  v_ = MappedMemory::shared_with(context, bytes_of(tokens * config.num_kv_heads * config.stored_dim_v(), given_));
   q_ = MappedMemory::shared_with(context, bytes_of(tokens * config.num_q_heads * config.head_dim_qk, config.q));
   out_ = MappedMemory::shared_with(context, bytes_of(tokens * config.num_q_heads * config.head_dim_v, config.out()));
   if (config.ranks > 1) ordered_ = MappedMemory(out_.bytes());
@@ -60,6 +60,7 @@ void StepInputs::make_kv(const StepBatch& batch, int32_t layer) {
     for (int32_t head = 0; head < c.num_kv_heads; ++head) {
       const auto row = static_cast<size_t>(t) * static_cast<size_t>(c.num_kv_heads) + static_cast<size_t>(head);
       fill_row(kv_row_key(c.seed, InputKind::kKey, link, layer, head), given_, c.head_dim_qk, k_.data() + row * k_row);
+      if (c.latent) continue;
       fill_row(kv_row_key(c.seed, InputKind::kValue, link, layer, head), given_, c.head_dim_v, v_.data() + row * v_row);
     }
   });
@@ -85,7 +86,8 @@ ConstTensorView StepInputs::k(int32_t num_tokens) const {
 }
 
 ConstTensorView StepInputs::v(int32_t num_tokens) const {
-  return ConstTensorView(v_.data(), given_, {num_tokens, config_.num_kv_heads, config_.head_dim_v});
+  const std::byte* const data = config_.latent ? nullptr : v_.data();  // the write of keys covers values
+  return ConstTensorView(data, given_, {num_tokens, config_.num_kv_heads, config_.head_dim_v});
 }
 
 ConstTensorView StepInputs::q(int32_t num_tokens, int32_t rank) const {

@@ -279,6 +279,7 @@ class TokenPoolStack final : public AttentionStack {
 
 void check(const StackConfig& config) {
   const auto refuse = [](const std::string& why) { throw Error(ErrorCode::kUnsupported, why); };
+  if (config.latent) refuse("--backend token_pool: layers of MLA are replayed with --backend none");
   if (config.ranks != 1) {
     refuse("the token_pool backend is replayed on one rank; --ranks is for --backend flashinfer and flash_attn");
   }

@@ -33,6 +33,12 @@ int64_t Workload::output_tokens() const {
   return sum;
 }
 
+int64_t Workload::computed_tokens() const {
+  int64_t sum = 0;
+  for (const Request& request : requests) sum += request.computed_length();
+  return sum;
+}
+
 int32_t Workload::longest() const {
   int32_t longest = 0;
   for (const Request& request : requests) longest = std::max(longest, request.computed_length());
@@ -67,6 +73,22 @@ Workload make_workload(const Trace& trace, int32_t scale, int64_t max_requests) 
   const double first_ms = workload.requests.empty() ? 0.0 : workload.requests.front().arrival_ms;
   for (Request& request : workload.requests) request.arrival_ms -= first_ms;
   return workload;
+}
+
+void set_request_rate(Workload& workload, double per_second) {
+  if (!(per_second > 0.0)) {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("{} requests a second; expected more than 0", per_second));
+  }
+  if (workload.requests.size() < 2) return;
+  const double last_ms = workload.requests.back().arrival_ms;
+  const double wanted_ms = 1e3 * static_cast<double>(workload.requests.size() - 1) / per_second;
+  if (last_ms <= 0.0 && wanted_ms > 0.0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "all requests of the trace arrive at once: their times cannot be scaled to a rate");
+  }
+  for (Request& request : workload.requests) {
+    request.arrival_ms = wanted_ms > 0.0 ? request.arrival_ms * (wanted_ms / last_ms) : 0.0;
+  }
 }
 
 std::vector<uint64_t> token_chain(const Workload& workload, int32_t index) {

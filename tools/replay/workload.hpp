@@ -27,7 +27,8 @@ struct Workload {
 
   int64_t input_tokens() const;
   int64_t output_tokens() const;
-  int32_t longest() const;  ///< the largest computed_length()
+  int64_t computed_tokens() const;  ///< all computed_length()
+  int32_t longest() const;          ///< the largest computed_length()
   /// Pages that hold every request's tokens at once, without sharing: a pool of this size never evicts.
   int64_t pages_for_all(int32_t page_size) const;
 };
@@ -36,6 +37,11 @@ struct Workload {
 /// the first `max_requests` (0 = all). With hash ids `scale` must divide 512, so that equal hashes stay equal runs of
 /// whole tokens. Throws folio::Error(kInvalidArgument).
 Workload make_workload(const Trace& trace, int32_t scale, int64_t max_requests);
+
+/// Brings arrivals nearer together or further apart, so that so many requests a second arrive on average from the first
+/// to the last; infinity: all at 0. Throws folio::Error(kInvalidArgument) for a rate that is not above 0, and for a
+/// finite one where all requests arrive at once.
+void set_request_rate(Workload& workload, double per_second);
 
 /// One 64-bit value a position for all computed_length() tokens of request `index`, such that chain[p] of two requests
 /// are equal exactly when their tokens 0..p are (up to 64-bit collisions). A prompt token under a hash id is that id

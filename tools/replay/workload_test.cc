@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "folio/types/error.hpp"
@@ -103,6 +104,20 @@ TEST(PrefixCount, ExcerptMatchesTheIndependentCount) {
     EXPECT_EQ(count.input_tokens, row["input_tokens"].get<int64_t>()) << row;
     EXPECT_EQ(count.hit_tokens, row["hit_tokens"].get<int64_t>()) << row;
     EXPECT_EQ(count.leaked_pages, 0) << row;
+  }
+}
+
+TEST(Workload, RequestRate_ScalesArrivals) {
+  Workload workload;
+  for (const double ms : {0.0, 10.0, 40.0}) workload.requests.push_back({ms, 1, 1, 0, {}});
+  set_request_rate(workload, 4.0);
+  EXPECT_EQ(workload.requests[1].arrival_ms, 125.0);
+  EXPECT_EQ(workload.requests[2].arrival_ms, 500.0) << "the third of three requests at four a second";
+  set_request_rate(workload, std::numeric_limits<double>::infinity());
+  EXPECT_EQ(workload.requests[2].arrival_ms, 0.0);
+  EXPECT_THROW(set_request_rate(workload, 4.0), Error) << "they arrive at once";
+  for (const double rate : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_THROW(set_request_rate(workload, rate), Error) << rate;
   }
 }
 

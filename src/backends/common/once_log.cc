@@ -2,6 +2,7 @@
 
 #include <mutex>
 #include <set>
+#include <string>
 #include <utility>
 
 namespace folio::inline v0::backends {
