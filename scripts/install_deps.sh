@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what Folio needs beyond a compiler, on Debian and its relatives, and only what is missing.
 #
-#   scripts/install_deps.sh [build] [python] [python-engines] [bench] [aarch64] [checks]
+#   scripts/install_deps.sh [build] [python] [python-engines] [bench] [aarch64] [bindings] [checks]
 #
 #   build   (default) to build and run the library, the command-line tool and the tests
 #   python  the Python module and its tests: a virtual environment, build/python, with bindings/python/requirements.txt in it
@@ -10,6 +10,8 @@
 #           for the tests of folio.integrations and for folio.demo, which are skipped without; some GB
 #   bench   the micro-benchmarks
 #   aarch64 besides build, the preset of that name: a cross compiler, an emulator, GoogleTest's sources
+#   bindings
+#           the compilers of bindings/rust and bindings/go, and what writes the Rust declarations anew
 #   checks  what continuous integration uses besides: clang and its tools, coverage, a compiler cache
 #
 # docs/decisions/0001-dependencies.md says what each package is for.
@@ -103,6 +105,13 @@ need_aarch64() {
   [ -f /usr/src/googletest/CMakeLists.txt ] || missing+=(googletest)
 }
 
+need_bindings() {
+  need_command pkg-config pkg-config
+  need_command cargo cargo
+  need_command bindgen bindgen
+  need_command go golang-go
+}
+
 need_checks() {
   need_command python3 python3
   need_command clang++ clang
@@ -119,9 +128,9 @@ for group in "$@"; do
   case "$group" in
     python) python=true; need_python ;;
     python-engines) python=true; engines=true; need_python ;;
-    build | bench | aarch64 | checks) "need_$group" ;;
+    build | bench | aarch64 | bindings | checks) "need_$group" ;;
     *)
-      echo "install_deps.sh: there is no group '$group'; the groups are build, python, python-engines, bench, aarch64 and checks" >&2
+      echo "install_deps.sh: there is no group '$group'; the groups are build, python, python-engines, bench, aarch64, bindings and checks" >&2
       exit 2
       ;;
   esac
