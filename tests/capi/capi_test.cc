@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "c_decode.hpp"
+#include "core/snippet_test_util.hpp"
 #include "folio/attention.hpp"
 #include "folio/c/folio.h"
 #include "folio/version.hpp"
@@ -17,6 +18,12 @@ namespace {
 
 TEST(CApi, VersionIsTheHeaders) {
   EXPECT_STREQ(folio_version(), FOLIO_VERSION_STRING);
+}
+
+TEST(CApi, TheDocumentShowsTheExampleThatRuns) {
+  using folio::testing::lines_between;
+  EXPECT_EQ(lines_between(FOLIO_SOURCE_DIR "/docs/c_api.md", "```c", "```", 0),
+            lines_between(FOLIO_SOURCE_DIR "/examples/decode.c", "/* [snippet] */", "/* [/snippet] */", 2));
 }
 
 TEST(CApi, DecodesCorrectly) {

@@ -105,9 +105,12 @@ TEST(CPrefixCache, LocksOutliveTheCache_AndFinishFreesThemWhateverHappens) {
   auto cache = make_cache(nullptr);
   const Ints tokens = {1, 2, 3};
   const folio_prefix_key key = key_of(tokens);
-  Ints slots(3);
+  Ints slots = {4, 5, 6};
   folio_prefix_lock* lock = nullptr;
+  const auto changes = make_changes();
+  ASSERT_EQ(folio_prefix_cache_insert(cache.get(), &key, slots.data(), 0, changes.get(), nullptr, nullptr), FOLIO_OK);
   ASSERT_EQ(folio_prefix_cache_acquire(cache.get(), &key, slots.data(), &lock), FOLIO_OK);
+  EXPECT_EQ(folio_prefix_cache_clear(cache.get()), FOLIO_INVALID_ARGUMENT) << "a lock lives";
   expect_null_refused(folio_prefix_cache_finish(cache.get(), lock, &key, slots.data(), 0, nullptr), "changes");
   ASSERT_EQ(folio_prefix_cache_clear(cache.get()), FOLIO_OK) << "the refused call has freed the lock";
   ASSERT_EQ(folio_prefix_cache_acquire(cache.get(), &key, slots.data(), &lock), FOLIO_OK);
