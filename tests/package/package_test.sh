@@ -114,6 +114,10 @@ pkg_config() {
     # shellcheck disable=SC2046
     "$CC" -std=c11 "$CONSUMER/consumer.c" -o "$program-c" $(pkg-config "${mode[@]}" --cflags --libs folio)
     LD_LIBRARY_PATH="$root/$LIBDIR" "$program-c"
+    # shellcheck disable=SC2046
+    "$CC" -std=c11 "$CONSUMER/backends_consumer_c.c" -o "$program-backends-c" \
+      $(pkg-config "${mode[@]}" --cflags --libs folio-backends)
+    LD_LIBRARY_PATH="$root/$LIBDIR" "$program-backends-c"
   fi
   if [ "$kind" = static ] && readelf -d "$program" "$program-backends" | grep -q 'NEEDED.*libfolio'; then
     echo "the static consumer needs the shared library"
