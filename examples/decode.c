@@ -99,6 +99,7 @@ int main(void) {
   write.num_slots = kNumTokens;
   TRY(folio_write_kv_cache(context, &write, NULL));
 
+  /* [snippet] */
   /* Once per step: plan, from lengths alone. */
   folio_kv_segment segment = FOLIO_KV_SEGMENT_INIT;
   segment.kv_len = kv_len;
@@ -123,16 +124,11 @@ int main(void) {
   args.segments = &segment_args;
   args.num_segments = 1;
   args.q = rows(q, kNumRequests, kNumQHeads);
-  const folio_const_tensor_view out_rows = rows(out, kNumRequests, kNumQHeads);
-  args.out.data = out;
-  args.out.dtype = out_rows.dtype;
-  args.out.rank = out_rows.rank;
-  for (int i = 0; i < 3; ++i) {
-    args.out.shape[i] = out_rows.shape[i];
-    args.out.strides[i] = out_rows.strides[i];
-  }
+  const int64_t out_shape[] = {kNumRequests, kNumQHeads, kHeadDim};
+  TRY(folio_make_tensor_view(out, FOLIO_DTYPE_FLOAT32, 3, out_shape, &args.out));
   TRY(folio_validate(&plan, &args));
   TRY(folio_run(&plan, &args, workspace, workspace_bytes, NULL));
+  /* [/snippet] */
 
   result = 0;
   for (int request = 0; request < kNumRequests; ++request) {

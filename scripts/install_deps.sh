@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what Folio needs beyond a compiler, on Debian and its relatives, and only what is missing.
 #
-#   scripts/install_deps.sh [build] [python] [python-engines] [report] [bench] [aarch64] [checks] [docs]
+#   scripts/install_deps.sh [build] [python] [python-engines] [report] [bench] [aarch64] [bindings] [checks] [docs]
 #
 #   build   (default) to build and run the library, the command-line tool and the tests
 #   python  the Python module and its tests: a virtual environment, build/python, with bindings/python/requirements.txt in it
@@ -12,6 +12,8 @@
 #           environment; Chromium, which a test draws them with
 #   bench   the micro-benchmarks
 #   aarch64 besides build, the preset of that name: a cross compiler, an emulator, GoogleTest's sources
+#   bindings
+#           the compilers of bindings/rust and bindings/go, and what writes the Rust declarations anew
 #   checks  what continuous integration uses besides: clang and its tools, coverage, a compiler cache, a spelling checker
 #   docs    what builds the site of docs/: Doxygen, and a virtual environment, build/site, with scripts/site/requirements.txt in it
 #
@@ -141,6 +143,13 @@ need_aarch64() {
   [ -f /usr/src/googletest/CMakeLists.txt ] || missing+=(googletest)
 }
 
+need_bindings() {
+  need_command pkg-config pkg-config
+  need_command cargo cargo
+  need_command bindgen bindgen
+  need_command go golang-go
+}
+
 need_checks() {
   need_command python3 python3
   need_command clang++ clang
@@ -168,9 +177,9 @@ for group in "$@"; do
     python-engines) python=true; engines=true; need_python ;;
     report) python=true; report=true; need_python; need_command chromium chromium ;;
     docs) site=true; need_docs ;;
-    build | bench | aarch64 | checks) "need_$group" ;;
+    build | bench | aarch64 | bindings | checks) "need_$group" ;;
     *)
-      echo "install_deps.sh: there is no group '$group'; the groups are build, python, python-engines, report, bench, aarch64, checks and docs" >&2
+      echo "install_deps.sh: there is no group '$group'; the groups are build, python, python-engines, report, bench, aarch64, bindings, checks and docs" >&2
       exit 2
       ;;
   esac

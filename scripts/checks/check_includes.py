@@ -2,7 +2,8 @@
 """Includes follow the order of docs/architecture.md: a directory includes only what stands below it.
 
 src/testing and src/backends are libraries of their own, which see public headers of the others only; all see src/core and
-src/platform/cuda, which each compiles in. Public headers include public headers only; tools, examples and bindings see public headers only; the library uses the
+src/platform/cuda, which each compiles in. src/capi/backends belongs to the library of the backends, and sees of the other C functions
+src/capi/common. Public headers include public headers only; tools, examples and bindings see public headers only; the library uses the
 standard library and the operating system, nothing else.
 """
 
@@ -13,7 +14,7 @@ import sys
 from sources import ROOT, cpp_files, is_test, read, report
 
 # From the bottom up.
-LAYERS = ["core", "platform", "simd", "ptx", "kvcache", "scheduler", "kernels", "attention", "testing", "distributed", "backends", "capi"]
+LAYERS = ["core", "platform", "simd", "ptx", "kvcache", "scheduler", "kernels", "attention", "testing", "distributed", "backends", "capi", "capi_backends"]
 
 # The layer that implements a public header: lower layers may not include it. include/folio/types belongs to nobody.
 PUBLIC_LAYER = {
@@ -37,8 +38,14 @@ PUBLIC_LAYER = {
 }
 
 # The libraries beside the core see of it what its users see, and the helpers that every library compiles in.
-OTHER_LIBRARIES = ["testing", "backends"]
-HELPERS = re.compile(r"^(core|platform/cuda)/")
+OTHER_LIBRARIES = ["testing", "backends", "capi_backends"]
+HELPERS = re.compile(r"^(core|platform/cuda|capi/common)/")
+
+
+def layer_of(path):
+    """Of a path below src/: its directory, but for the C functions of another library."""
+    return "capi_backends" if path.startswith("capi/backends/") else path.split("/")[0]
+
 
 # System headers, besides those of the C++ standard library, that src/ may use.
 SYSTEM_HEADERS = re.compile(
@@ -57,7 +64,7 @@ def public_layer(header):
     if header.startswith("folio/distributed"):
         return "distributed"
     if header.startswith("folio/c/"):
-        return "capi"
+        return "capi_backends" if header.startswith("folio/c/backends") else "capi"
     if header.startswith("folio/kvcache/"):
         return "kvcache"
     return PUBLIC_LAYER.get(header)
@@ -91,6 +98,8 @@ def check_adapter(path, header):
 
 def check_public(path, quote, header):
     if header.startswith("folio/"):
+        if path.parts[2] == "c" and not header.startswith("folio/c/"):
+            return "a header of the C interface includes only its like, stdint.h, stddef.h and stdbool.h"
         if path.parts[2] == "types" and not header.startswith("folio/types/"):
             return "a header of include/folio/types includes only its like and the standard library"
         if path.parts[2] == "backends" and header.startswith("folio/backends/"):
@@ -104,7 +113,7 @@ def check_public(path, quote, header):
 
 
 def check_source(path, quote, header):
-    layer = path.parts[1]
+    layer = layer_of("/".join(path.parts[1:]))
     if layer not in LAYERS:
         return f"src/{layer} is not in the order of docs/architecture.md (scripts/checks/check_includes.py, LAYERS)"
     if header.startswith("folio/types/"):
@@ -113,7 +122,7 @@ def check_source(path, quote, header):
         owner = public_layer(header)
         if owner is None:
             return f"{header} has no layer (scripts/checks/check_includes.py, PUBLIC_LAYER)"
-        if owner in OTHER_LIBRARIES and owner != layer:
+        if owner in OTHER_LIBRARIES and owner != layer and (owner, layer) != ("backends", "capi_backends"):
             return None if is_test(path) else f"{header} belongs to the library {owner}, which the others do not link"
         if not below(layer, owner):
             return f"{header} belongs to {owner}, which stands above {layer}"
@@ -121,7 +130,7 @@ def check_source(path, quote, header):
     if quote == '"':
         if not (ROOT / "src" / header).exists():
             return "own headers are included by their path from src/ or include/"
-        owner = header.split("/")[0]
+        owner = layer_of(header)
         if owner == "testing" and is_test(path):  # the oracle
             return None
         if not below(layer, owner):

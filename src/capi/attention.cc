@@ -1,7 +1,6 @@
 #include "folio/attention.hpp"
 
 #include "capi/convert.hpp"
-#include "capi/guard.hpp"
 
 using folio::AttentionPlan;
 using folio::Stream;
@@ -50,6 +49,60 @@ folio_status folio_fp8_mma(const folio_op* op, int32_t* fp8_mma) noexcept {
   return guarded([&] { deref(fp8_mma, "fp8_mma") = deref(op, "op").op.fp8_mma() ? 1 : 0; });
 }
 
+folio_status folio_get_op_info(const folio_op* op, folio_op_info* info) noexcept {
+  return guarded([&] {
+    deref(op, "op");
+    const folio::AttentionConfig& config = op->op.config();
+    folio_op_info values = FOLIO_OP_INFO_INIT;
+    values.fp8_mma = op->op.fp8_mma() ? 1 : 0;
+    values.q = static_cast<folio_dtype>(config.q);
+    values.kv = static_cast<folio_dtype>(config.kv);
+    values.ragged_kv = static_cast<folio_dtype>(config.ragged_kv);
+    values.out = static_cast<folio_dtype>(config.out);
+    values.p_dtype = static_cast<folio_dtype>(op->op.p_dtype());
+    values.kv_dtype = static_cast<folio_dtype>(op->op.kv_dtype());
+    values.kernel_name = op->kernel_name.c_str();
+    folio::capi::write_struct(info, values, "info");
+  });
+}
+
+folio_status folio_explain(const folio_context* context, const folio_attention_config* config,
+                           const folio_workload_mix* mix, folio_explanation** explanation) noexcept {
+  return guarded([&] {
+    deref(explanation, "explanation") = nullptr;
+    const folio::Context& device = deref(context, "context").context;
+    *explanation =
+        new folio_explanation{folio::explain(device, folio::capi::to_config(config, "config"),
+                                             mix == nullptr ? folio::WorkloadMix{} : folio::capi::to_mix(*mix))};
+  });
+}
+
+folio_status folio_explanation_size(const folio_explanation* explanation, int32_t* kernels) noexcept {
+  return guarded([&] {
+    deref(explanation, "explanation");
+    deref(kernels, "kernels") = static_cast<int32_t>(explanation->kernels.size());
+  });
+}
+
+folio_status folio_explanation_at(const folio_explanation* explanation, int32_t index, const char** name,
+                                  int32_t* available, const char** refusal) noexcept {
+  return guarded([&] {
+    const auto& kernels = deref(explanation, "explanation").kernels;
+    folio::core::require(index >= 0 && static_cast<size_t>(index) < kernels.size(), "index is ", index, "; there are ",
+                         kernels.size(), " kernels");
+    const folio::KernelAnswer& answer = kernels[static_cast<size_t>(index)];
+    deref(name, "name");
+    deref(available, "available");
+    deref(refusal, "refusal") = answer.refusal.c_str();
+    *name = answer.name.c_str();
+    *available = answer.available ? 1 : 0;
+  });
+}
+
+void folio_free_explanation(folio_explanation* explanation) noexcept {
+  delete explanation;
+}
+
 void folio_free_op(folio_op* op) noexcept {
   delete op;
 }
@@ -82,6 +135,17 @@ folio_status folio_make_plan(const folio_op* op, const folio_batch* batch, folio
 
 folio_status folio_check_plans(folio_plan_buffer* buffer) noexcept {
   return guarded([&] { folio::check_plans(deref(buffer, "buffer").buffer); });
+}
+
+folio_status folio_get_plan_summary(const folio_plan* plan, folio_plan_summary* summary) noexcept {
+  return guarded([&] {
+    deref(summary, "summary");
+    const folio::PlanSummary made = folio::summary(to_plan(plan));
+    const folio_plan_summary values = {
+        0, made.num_workers,    made.num_work_tiles, made.num_partial_rows, made.num_combine_tiles,
+        0, made.kv_tokens_read, made.qk_pairs};
+    folio::capi::write_struct(summary, values, "summary");
+  });
 }
 
 folio_status folio_workspace_size(const folio_op* op, size_t* bytes) noexcept {
@@ -118,5 +182,25 @@ folio_status folio_validate(const folio_plan* plan, const folio_attention_args* 
   return guarded([&] {
     const AttentionPlan planned = to_plan(plan);
     with_args(args, [&](const folio::AttentionArgs& given) { folio::validate(planned, given); });
+  });
+}
+
+folio_status folio_recommended_kv_format(const folio_attention_config* config, const folio_context* context,
+                                         folio_kv_format* format, int32_t* page_size) noexcept {
+  const folio_workload_mix unknown = {0, 0};
+  return folio_recommended_kv_format_for_mix(config, context, &unknown, format, page_size);
+}
+
+folio_status folio_recommended_kv_format_for_mix(const folio_attention_config* config, const folio_context* context,
+                                                 const folio_workload_mix* mix, folio_kv_format* format,
+                                                 int32_t* page_size) noexcept {
+  return guarded([&] {
+    deref(format, "format");
+    deref(page_size, "page_size");
+    const folio::Context& device = deref(context, "context").context;
+    const folio::KvFormatAdvice advice = folio::recommended_kv_format(folio::capi::to_config(config, "config"), device,
+                                                                      folio::capi::to_mix(deref(mix, "mix")));
+    *format = static_cast<folio_kv_format>(advice.format);
+    *page_size = advice.page_size;
   });
 }

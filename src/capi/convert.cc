@@ -1,61 +1,10 @@
 #include "capi/convert.hpp"
 
-#include <algorithm>
 #include <bit>
 
 namespace folio::inline v0::capi {
 
 namespace {
-
-/// The enumerator of a C value; enumerations count from 0 to `last`.
-template <typename Enum>
-Enum to_enum(int32_t value, Enum last, const char* name) {
-  core::require(value >= 0 && value <= static_cast<int32_t>(last), name, " is ", value, "; 0 to ",
-                static_cast<int32_t>(last), " are known");
-  return static_cast<Enum>(value);
-}
-
-DType to_dtype(int32_t value, const char* name) {
-  return to_enum(value, DType::kInt8, name);
-}
-
-// Views have the same layout on both sides (layout.cc).
-TensorView to_view(const folio_tensor_view& view, const char* name) {
-  to_dtype(view.dtype, name);
-  return std::bit_cast<TensorView>(view);
-}
-
-ConstTensorView to_view(const folio_const_tensor_view& view, const char* name) {
-  to_dtype(view.dtype, name);
-  return std::bit_cast<ConstTensorView>(view);
-}
-
-/// What a KvCacheView has the layout of (layout.cc).
-struct CacheAndScales {
-  folio_kv_cache_view cache;
-  folio_token_scales k_token_scales;
-  folio_token_scales v_token_scales;
-};
-
-KvCacheView to_cache(const CacheAndScales& given) {
-  to_enum(given.cache.format, KvFormat::kFp8DsMla, "cache.format");
-  to_dtype(given.cache.dtype, "cache.dtype");
-  return std::bit_cast<KvCacheView>(given);
-}
-
-/// A value of 0, as in memory of zeros, is the default.
-Scale to_scale(const folio_scale& scale, const char* name) {
-  to_enum(scale.granularity, ScaleGranularity::kPerRequestAndHead, name);
-  Scale converted = std::bit_cast<Scale>(scale);
-  if (converted.value == 0.0f) converted.value = Scale{}.value;
-  return converted;
-}
-
-/// All zeros are the default.
-KvShard to_shard(const folio_kv_shard& shard) {
-  const bool zero = shard.world == 0 && shard.rank == 0 && shard.interleave == 0;
-  return zero ? KvShard{} : std::bit_cast<KvShard>(shard);
-}
 
 RopeArgs to_rope(float theta, float scale) {
   const RopeArgs defaults;
@@ -63,28 +12,6 @@ RopeArgs to_rope(float theta, float scale) {
 }
 
 }  // namespace
-
-void check_struct_size(uint64_t size, const KnownSizes& known, const char* name, const char* init_function) {
-  const bool right = size == known.first || (size >= known.now && size <= kLargestStruct);
-  core::require(right, name, ".struct_size is ", size, "; it has ", known.now, " bytes in this version (",
-                init_function, " or the ..._INIT macro sets it, with every default)");
-}
-
-void check_struct(const void* data, uint32_t size, const KnownSizes& known, const char* name,
-                  const char* init_function) {
-  check_struct_size(size, known, name, init_function);
-  const auto* bytes = static_cast<const unsigned char*>(data);
-  if (size <= known.now) return;
-  const bool known_only = std::all_of(bytes + known.now, bytes + size, [](unsigned char byte) { return byte == 0; });
-  if (!known_only) {
-    core::fail(ErrorCode::kUnsupported, name, " has fields beyond byte ", known.now,
-               " that are not 0; this version of the library does not know them");
-  }
-}
-
-std::string to_string(const char* text) {
-  return text == nullptr ? std::string() : std::string(text);
-}
 
 ContextOptions to_options(const folio_context_options* options) {
   ContextOptions converted;
@@ -147,6 +74,8 @@ PrepareOptions to_options(const folio_prepare_options* options) {
   converted.force_kernel = to_string(given.force_kernel);
   converted.allow_fp8_mma = given.allow_fp8_mma != 0;
   converted.mix = to_mix(given.mix);
+  converted.max_kv_splits = given.max_kv_splits;
+  core::require(given.reserved == 0, "options.reserved is ", given.reserved, "; it is 0");
   if (given.has_bounds != 0) {
     converted.bounds =
         GraphBounds{given.max_requests, given.max_tokens, given.max_q_len, given.max_kv_len, given.max_shared_levels};
@@ -190,9 +119,8 @@ BatchView to_batch(const folio_batch& batch, std::span<const KvSegment> segments
 
 SegmentArgs to_segment_args(const folio_segment_args& args) {
   SegmentArgs converted;
-  converted.cache = to_cache({args.cache, args.k_token_scales, args.v_token_scales});
-  to_enum(args.table.kind, PageTableKind::kDense, "table.kind");
-  converted.table = std::bit_cast<PageTableView>(args.table);
+  converted.cache = to_cache({args.cache, args.k_token_scales, args.v_token_scales}, "cache");
+  converted.table = to_table(args.table, "table.kind");
   converted.ragged.k = to_view(args.ragged.k, "ragged.k.dtype");
   converted.ragged.v = to_view(args.ragged.v, "ragged.v.dtype");
   converted.ragged.indptr = args.ragged.indptr;
@@ -205,8 +133,7 @@ AttentionArgs to_args(const folio_attention_args& args, std::span<const SegmentA
   AttentionArgs converted;
   converted.q = to_view(args.q, "q.dtype");
   converted.out = to_view(args.out, "out.dtype");
-  to_enum(args.lse.base, LseBase::k2, "lse.base");
-  converted.lse = std::bit_cast<LseView>(args.lse);
+  converted.lse = to_lse(&args.lse);
   converted.segments = segments;
   converted.sm_scale = args.sm_scale;
   converted.logits_soft_cap = args.logits_soft_cap;
@@ -217,6 +144,7 @@ AttentionArgs to_args(const folio_attention_args& args, std::span<const SegmentA
   converted.rope = to_rope(args.rope_theta, args.rope_scale);
   converted.custom_mask = args.custom_mask;
   converted.custom_mask_bytes = args.custom_mask_bytes;
+  converted.out_block_scale = {args.out_block_scale, args.out_block_scale_first_row};
   return converted;
 }
 
@@ -226,19 +154,16 @@ CacheWriteArgs to_args(const folio_cache_write_args& args) {
   converted.v = to_view(args.v, "v.dtype");
   converted.slot_mapping = args.slot_mapping;
   converted.num_slots = args.num_slots;
-  converted.cache = to_cache({args.cache, args.k_token_scales, args.v_token_scales});
+  converted.cache = to_cache({args.cache, args.k_token_scales, args.v_token_scales}, "cache");
   converted.k_scale = to_scale(args.k_scale, "k_scale.granularity");
   converted.v_scale = to_scale(args.v_scale, "v_scale.granularity");
+  converted.status = args.status;
   return converted;
 }
 
 KvCacheShape to_shape(const folio_kv_cache_shape& shape) {
   to_dtype(shape.dtype, "shape.dtype");
   return std::bit_cast<KvCacheShape>(shape);
-}
-
-folio_kv_cache_view to_c(const KvCacheView& view) {
-  return std::bit_cast<CacheAndScales>(view).cache;
 }
 
 }  // namespace folio::inline v0::capi

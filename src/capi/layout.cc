@@ -5,6 +5,9 @@
 
 #include "folio/c/folio.h"
 #include "folio/kv_cache.hpp"
+#include "folio/kvcache/kv_pool.hpp"
+#include "folio/kvcache/slot_changes.hpp"
+#include "folio/merge.hpp"
 #include "folio/types/attention.hpp"
 #include "folio/types/device.hpp"
 #include "folio/types/error.hpp"
@@ -36,8 +39,10 @@ FOLIO_SAME_FIELD(folio_kv_strides, KvStrides, page);
 FOLIO_SAME_FIELD(folio_kv_strides, KvStrides, token);
 FOLIO_SAME_FIELD(folio_kv_strides, KvStrides, head);
 // The C++ view has the token scales behind the fields of the C view, which has none.
-static_assert(sizeof(folio_kv_cache_view) == 96 && offsetof(KvCacheView, k_token_scales) == 96 &&
-              sizeof(KvCacheView) == 96 + 2 * sizeof(TokenScales) && std::is_trivially_copyable_v<KvCacheView>);
+FOLIO_SAME_SIZE(folio_kv_cache, KvCacheView, 160);
+FOLIO_SAME_FIELD(folio_kv_cache, KvCacheView, k_token_scales);
+FOLIO_SAME_FIELD(folio_kv_cache, KvCacheView, v_token_scales);
+static_assert(sizeof(folio_kv_cache_view) == 96);
 FOLIO_SAME_SIZE(folio_token_scales, TokenScales, 32);
 FOLIO_SAME_FIELD(folio_token_scales, TokenScales, data);
 FOLIO_SAME_FIELD(folio_token_scales, TokenScales, strides);
@@ -85,6 +90,23 @@ FOLIO_SAME_SIZE(folio_executor, Executor, 24);
 static_assert(std::is_same_v<folio_parallel_body, ParallelBody>);
 static_assert(std::is_same_v<decltype(folio_executor::parallel_for), decltype(Executor::parallel_for)>);
 
+FOLIO_SAME_SIZE(folio_attention_state, AttentionStateView, 128);
+FOLIO_SAME_FIELD(folio_attention_state, AttentionStateView, out);
+FOLIO_SAME_FIELD(folio_attention_state, AttentionStateView, lse);
+FOLIO_SAME_FIELD(folio_attention_state, AttentionStateView, lse_token_stride);
+FOLIO_SAME_FIELD(folio_attention_state, AttentionStateView, lse_head_stride);
+FOLIO_SAME_FIELD(folio_attention_state, AttentionStateView, base);
+FOLIO_SAME_SIZE(folio_attention_states, AttentionStatesView, 136);
+FOLIO_SAME_FIELD(folio_attention_states, AttentionStatesView, out);
+FOLIO_SAME_FIELD(folio_attention_states, AttentionStatesView, lse);
+FOLIO_SAME_FIELD(folio_attention_states, AttentionStatesView, lse_token_stride);
+FOLIO_SAME_FIELD(folio_attention_states, AttentionStatesView, lse_state_stride);
+FOLIO_SAME_FIELD(folio_attention_states, AttentionStatesView, lse_head_stride);
+FOLIO_SAME_FIELD(folio_attention_states, AttentionStatesView, base);
+FOLIO_SAME_SIZE(folio_slot_move, SlotChanges::Move, 8);
+FOLIO_SAME_FIELD(folio_slot_move, SlotChanges::Move, from);
+FOLIO_SAME_FIELD(folio_slot_move, SlotChanges::Move, to);
+
 FOLIO_SAME_SIZE(folio_workload_mix, WorkloadMix, 16);
 FOLIO_SAME_FIELD(folio_workload_mix, WorkloadMix, decode_tokens);
 FOLIO_SAME_FIELD(folio_workload_mix, WorkloadMix, prefill_tokens);
@@ -94,12 +116,18 @@ static_assert(sizeof(folio_plan) == 16);
 static_assert(sizeof(folio_ragged_kv_view) == 200);
 static_assert(sizeof(folio_context_options) == 56 && offsetof(folio_context_options, struct_size) == 0);
 static_assert(sizeof(folio_attention_config) == 72 && offsetof(folio_attention_config, struct_size) == 0);
-static_assert(sizeof(folio_prepare_options) == 64 && offsetof(folio_prepare_options, struct_size) == 0);
+static_assert(sizeof(folio_prepare_options) == 72 && offsetof(folio_prepare_options, struct_size) == 0);
 static_assert(sizeof(folio_kv_segment) == 56 && offsetof(folio_kv_segment, struct_size) == 0);
 static_assert(sizeof(folio_batch) == 88 && offsetof(folio_batch, struct_size) == 0);
 static_assert(sizeof(folio_segment_args) == 480 && offsetof(folio_segment_args, struct_size) == 0);
-static_assert(sizeof(folio_attention_args) == 352 && offsetof(folio_attention_args, struct_size) == 0);
-static_assert(sizeof(folio_cache_write_args) == 440 && offsetof(folio_cache_write_args, struct_size) == 0);
+static_assert(sizeof(folio_attention_args) == 368 && offsetof(folio_attention_args, struct_size) == 0);
+static_assert(sizeof(folio_cache_write_args) == 448 && offsetof(folio_cache_write_args, struct_size) == 0);
+static_assert(sizeof(folio_op_info) == 40 && offsetof(folio_op_info, struct_size) == 0);
+static_assert(sizeof(folio_plan_summary) == 40 && offsetof(folio_plan_summary, struct_size) == 0);
+static_assert(sizeof(folio_kv_pool_config) == 40 && offsetof(folio_kv_pool_config, struct_size) == 0);
+static_assert(sizeof(folio_prefix_cache_options) == 16 && offsetof(folio_prefix_cache_options, struct_size) == 0);
+static_assert(sizeof(folio_prefix_cache_sizes) == 64 && offsetof(folio_prefix_cache_sizes, struct_size) == 0);
+static_assert(sizeof(folio_prefix_key) == 32 && sizeof(folio_cache_convert_scales) == 32);
 
 FOLIO_SAME_VALUE(FOLIO_MAX_RANK, kMaxRank);
 FOLIO_SAME_VALUE(FOLIO_OK, ErrorCode::kOk);
@@ -152,6 +180,11 @@ FOLIO_SAME_VALUE(FOLIO_LSE_BASE_E, LseBase::kE);
 FOLIO_SAME_VALUE(FOLIO_LSE_BASE_2, LseBase::k2);
 FOLIO_SAME_VALUE(FOLIO_ON_HOST, Where::kHost);
 FOLIO_SAME_VALUE(FOLIO_ON_DEVICE, Where::kDevice);
+FOLIO_SAME_VALUE(FOLIO_DEVICE_CPU, DeviceType::kCpu);
+FOLIO_SAME_VALUE(FOLIO_DEVICE_CUDA, DeviceType::kCuda);
+FOLIO_SAME_VALUE(FOLIO_POOL_TOKEN_MAJOR, KvPoolLayout::kTokenMajor);
+FOLIO_SAME_VALUE(FOLIO_POOL_HEAD_MAJOR, KvPoolLayout::kHeadMajor);
+FOLIO_SAME_VALUE(FOLIO_POOL_CPU_PACKED, KvPoolLayout::kCpuPacked);
 FOLIO_SAME_VALUE(FOLIO_PINNING_AUTOMATIC, ThreadPinning::kAutomatic);
 FOLIO_SAME_VALUE(FOLIO_PINNING_PINNED, ThreadPinning::kPinned);
 FOLIO_SAME_VALUE(FOLIO_PINNING_UNPINNED, ThreadPinning::kUnpinned);

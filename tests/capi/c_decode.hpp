@@ -5,22 +5,11 @@
 #include <array>
 #include <cstdint>
 #include <cstdlib>
-#include <memory>
-#include <string>
-#include <vector>
 
+#include "c_handles.hpp"
 #include "folio/c/folio.h"
 
 namespace folio_c_test {
-
-struct Free {
-  void operator()(folio_context* handle) const { folio_free_context(handle); }
-  void operator()(folio_op* handle) const { folio_free_op(handle); }
-  void operator()(folio_plan_buffer* handle) const { folio_free_plan_buffer(handle); }
-  void operator()(void* memory) const { std::free(memory); }
-};
-template <typename Handle>
-using Owned = std::unique_ptr<Handle, Free>;
 
 inline folio_const_tensor_view rows(const float* data, int64_t tokens, int64_t heads, int64_t dim) {
   folio_const_tensor_view view{data, FOLIO_DTYPE_FLOAT32, 3, {tokens, heads, dim}, {heads * dim, dim, 1}};
@@ -124,12 +113,5 @@ struct Decode {
   std::array<float, kPages * kPageSize * kKvHeads * kDim> k{}, v{};
   std::array<float, 2 * kHeads * kDim> q{}, out{};
 };
-
-/// `status` with this thread's message holding `text`.
-inline void expect_refusal(folio_status status, folio_status expected, const std::string& text) {
-  EXPECT_EQ(status, expected) << text << ": " << folio_last_error();
-  EXPECT_NE(std::string(folio_last_error()).find(text), std::string::npos)
-      << "expected \"" << text << "\" in \"" << folio_last_error() << "\"";
-}
 
 }  // namespace folio_c_test

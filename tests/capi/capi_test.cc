@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "c_decode.hpp"
+#include "core/snippet_test_util.hpp"
+#include "folio/attention.hpp"
 #include "folio/c/folio.h"
 #include "folio/version.hpp"
 
@@ -16,6 +18,12 @@ namespace {
 
 TEST(CApi, VersionIsTheHeaders) {
   EXPECT_STREQ(folio_version(), FOLIO_VERSION_STRING);
+}
+
+TEST(CApi, TheDocumentShowsTheExampleThatRuns) {
+  using folio::testing::lines_between;
+  EXPECT_EQ(lines_between(FOLIO_SOURCE_DIR "/docs/c_api.md", "```c", "```", 0),
+            lines_between(FOLIO_SOURCE_DIR "/examples/decode.c", "/* [snippet] */", "/* [/snippet] */", 2));
 }
 
 TEST(CApi, DecodesCorrectly) {
@@ -56,6 +64,102 @@ TEST(CApi, ProductsOfFp8ArePermittedAndToldOf) {
   EXPECT_EQ(folio_fp8_mma(op, &fp8_mma), FOLIO_OK);
   EXPECT_EQ(fp8_mma, 0);  // no kernel of a CPU has them
   folio_free_op(op);
+}
+
+TEST(CApi, TellsAboutTheOpAndItsPlan) {
+  Decode d;
+  folio_op_info info = FOLIO_OP_INFO_INIT;
+  ASSERT_EQ(folio_get_op_info(d.op.get(), &info), FOLIO_OK) << folio_last_error();
+  const char* name = nullptr;
+  ASSERT_EQ(folio_kernel_name(d.op.get(), &name), FOLIO_OK);
+  EXPECT_STREQ(info.kernel_name, name);
+  EXPECT_EQ(info.struct_size, sizeof(info));
+  EXPECT_EQ(info.out, FOLIO_DTYPE_FLOAT32);  // resolved
+  EXPECT_EQ(info.p_dtype, FOLIO_DTYPE_FLOAT32);
+  ASSERT_EQ(d.plan_batch(), FOLIO_OK);
+  folio_plan_summary summary = FOLIO_PLAN_SUMMARY_INIT;
+  ASSERT_EQ(folio_get_plan_summary(&d.plan, &summary), FOLIO_OK) << folio_last_error();
+  EXPECT_GT(summary.num_work_tiles, 0);
+  EXPECT_EQ(summary.kv_tokens_read % 25, 0);
+  const folio_plan old = d.plan;
+  ASSERT_EQ(d.plan_batch(), FOLIO_OK);
+  EXPECT_EQ(folio_get_plan_summary(&old, &summary), FOLIO_STALE_PLAN);
+  info.struct_size = 4;
+  expect_refusal(folio_get_op_info(d.op.get(), &info), FOLIO_INVALID_ARGUMENT, "folio_op_info_init");
+  expect_refusal(folio_get_op_info(d.op.get(), nullptr), FOLIO_INVALID_ARGUMENT, "info is null");
+  expect_refusal(folio_get_plan_summary(&d.plan, nullptr), FOLIO_INVALID_ARGUMENT, "summary is null");
+}
+
+TEST(CApi, ExplainsWhatKernelsSay) {
+  Decode d;
+  d.config.features = FOLIO_FEATURE_ROPE_LLAMA;  // the generic kernels alone
+  const auto explanation = make<folio_explanation>(
+      [&](folio_explanation** made) { return folio_explain(d.context.get(), &d.config, nullptr, made); });
+  const std::vector<folio::KernelAnswer> expected = [&] {
+    folio::AttentionConfig config;
+    config.num_q_heads = Decode::kHeads;
+    config.num_kv_heads = Decode::kKvHeads;
+    config.head_dim_qk = config.head_dim_v = Decode::kDim;
+    config.q = config.kv = folio::DType::kFloat32;
+    config.page_size = Decode::kPageSize;
+    config.features = folio::Feature::kRopeLlama;
+    return folio::explain(folio::Context::cpu(), config);
+  }();
+  int32_t size = 0;
+  ASSERT_EQ(folio_explanation_size(explanation.get(), &size), FOLIO_OK);
+  ASSERT_EQ(static_cast<size_t>(size), expected.size());
+  int32_t refusals = 0;
+  for (int32_t i = 0; i < size; ++i) {
+    const char *name = nullptr, *refusal = nullptr;
+    int32_t available = -1;
+    ASSERT_EQ(folio_explanation_at(explanation.get(), i, &name, &available, &refusal), FOLIO_OK);
+    EXPECT_EQ(name, expected[static_cast<size_t>(i)].name);
+    EXPECT_EQ(refusal, expected[static_cast<size_t>(i)].refusal);
+    EXPECT_EQ(available != 0, expected[static_cast<size_t>(i)].available);
+    refusals += refusal[0] != 0;
+  }
+  EXPECT_GT(refusals, 0);
+  const char* text = nullptr;
+  int32_t available = 0;
+  expect_refusal(folio_explanation_at(explanation.get(), size, &text, &available, &text), FOLIO_INVALID_ARGUMENT,
+                 "index is");
+  expect_refusal(folio_explanation_at(explanation.get(), -1, &text, &available, &text), FOLIO_INVALID_ARGUMENT,
+                 "index is -1");
+  folio_explanation* none = nullptr;
+  d.config.page_size = -1;
+  EXPECT_EQ(folio_explain(d.context.get(), &d.config, nullptr, &none), FOLIO_INVALID_ARGUMENT);
+  EXPECT_EQ(none, nullptr);
+}
+
+TEST(CApi, MostSplitsOfAQuery) {
+  Decode d;
+  folio_prepare_options options = FOLIO_PREPARE_OPTIONS_INIT;
+  options.max_kv_splits = -1;
+  folio_op* op = nullptr;
+  expect_refusal(folio_prepare(d.context.get(), &d.config, &options, &op), FOLIO_INVALID_ARGUMENT, "max_kv_splits");
+  options.max_kv_splits = 0;
+  options.reserved = 1;
+  expect_refusal(folio_prepare(d.context.get(), &d.config, &options, &op), FOLIO_INVALID_ARGUMENT,
+                 "options.reserved is 1");
+}
+
+TEST(CApi, Nvfp4OutputsHaveTheirFactors) {
+  Decode d;
+  d.config.out = FOLIO_DTYPE_FLOAT4_E2M1X2;
+  folio_op* raw = nullptr;
+  ASSERT_EQ(folio_prepare(d.context.get(), &d.config, nullptr, &raw), FOLIO_OK) << folio_last_error();
+  d.buffer.reset();
+  d.op.reset(raw);
+  d.buffer = make<folio_plan_buffer>([&](folio_plan_buffer** buffer) { return folio_create_plan_buffer(raw, buffer); });
+  ASSERT_EQ(d.plan_batch(), FOLIO_OK) << folio_last_error();
+  std::vector<uint8_t> out(2 * Decode::kHeads * Decode::kDim / 2), factors(512);
+  d.args.out = packed(out.data(), FOLIO_DTYPE_FLOAT4_E2M1X2, {2, Decode::kHeads, Decode::kDim / 2});
+  EXPECT_EQ(d.run(), FOLIO_INVALID_ARGUMENT) << "without factors";
+  d.args.out_block_scale = factors.data();
+  ASSERT_EQ(d.run(), FOLIO_OK) << folio_last_error();
+  // Values alike are 6 times their factor: 0b0111 in both halves of a byte.
+  EXPECT_EQ(out[0], 0x77);
+  EXPECT_NE(factors[0], 0);
 }
 
 TEST(CApi, ValidateTables_PageBeyondTheCache_IsRefused) {

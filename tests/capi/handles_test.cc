@@ -8,6 +8,7 @@
 
 #include "c_decode.hpp"
 #include "folio/c/folio.h"
+#include "folio/context.hpp"
 
 namespace folio_c_test {
 namespace {
@@ -19,6 +20,29 @@ TEST(CHandles, OptionsMayBeNullAndFreeingNullIsFine) {
   folio_free_context(nullptr);
   folio_free_op(nullptr);
   folio_free_plan_buffer(nullptr);
+}
+
+TEST(CHandles, ContextsTellWhatTheyAre) {
+  const auto context = make_context(2);
+  folio_device_type type = -1;
+  int32_t index = -1, concurrency = 0;
+  ASSERT_EQ(folio_get_device(context.get(), &type, &index), FOLIO_OK);
+  EXPECT_EQ(type, FOLIO_DEVICE_CPU);
+  EXPECT_EQ(index, 0);
+  ASSERT_EQ(folio_concurrency(context.get(), &concurrency), FOLIO_OK);
+  EXPECT_EQ(concurrency, 2);
+  EXPECT_EQ(folio_synchronize(context.get(), nullptr), FOLIO_OK) << folio_last_error();
+  EXPECT_EQ(folio_map_host_memory(context.get(), &index, 4), FOLIO_UNSUPPORTED);
+  const char* features = nullptr;
+  ASSERT_EQ(folio_cpu_features(&features), FOLIO_OK);
+  std::string expected;
+  for (const std::string& feature : folio::cpu_features()) expected += (expected.empty() ? "" : " ") + feature;
+  EXPECT_EQ(features, expected);
+  expect_refusal(folio_get_device(nullptr, &type, &index), FOLIO_INVALID_ARGUMENT, "context is null");
+  expect_refusal(folio_get_device(context.get(), nullptr, &index), FOLIO_INVALID_ARGUMENT, "type is null");
+  expect_refusal(folio_concurrency(context.get(), nullptr), FOLIO_INVALID_ARGUMENT, "concurrency is null");
+  expect_refusal(folio_synchronize(nullptr, nullptr), FOLIO_INVALID_ARGUMENT, "context is null");
+  expect_refusal(folio_cpu_features(nullptr), FOLIO_INVALID_ARGUMENT, "features is null");
 }
 
 TEST(CHandles, AnyOrderOfFreeing) {

@@ -14,8 +14,14 @@ static const folio_batch batch = FOLIO_BATCH_INIT;
 static const folio_segment_args segment_args = FOLIO_SEGMENT_ARGS_INIT;
 static const folio_attention_args attention_args = FOLIO_ATTENTION_ARGS_INIT;
 static const folio_cache_write_args cache_write_args = FOLIO_CACHE_WRITE_ARGS_INIT;
+static const folio_op_info op_info = FOLIO_OP_INFO_INIT;
+static const folio_plan_summary plan_summary = FOLIO_PLAN_SUMMARY_INIT;
+static const folio_kv_pool_config kv_pool_config = FOLIO_KV_POOL_CONFIG_INIT;
+static const folio_prefix_cache_options prefix_cache_options = FOLIO_PREFIX_CACHE_OPTIONS_INIT;
+static const folio_prefix_cache_sizes prefix_cache_sizes = FOLIO_PREFIX_CACHE_SIZES_INIT;
 static const folio_scale scale = FOLIO_SCALE_INIT;
 static const folio_kv_shard kv_shard = FOLIO_KV_SHARD_INIT;
+static const folio_token_scales token_scales = FOLIO_TOKEN_SCALES_INIT;
 
 #define DIFFERS(name)                                                                          \
   memset(memory, fill, sizeof(memory));                                                        \
@@ -38,7 +44,13 @@ const char* init_function_unlike_its_macro(int fill) {
   DIFFERS(segment_args)
   DIFFERS(attention_args)
   DIFFERS(cache_write_args)
+  DIFFERS(op_info)
+  DIFFERS(plan_summary)
+  DIFFERS(kv_pool_config)
+  DIFFERS(prefix_cache_options)
+  DIFFERS(prefix_cache_sizes)
   DIFFERS_FIXED(scale)
   DIFFERS_FIXED(kv_shard)
+  DIFFERS_FIXED(token_scales)
   return "";
 }

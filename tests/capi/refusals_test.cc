@@ -189,6 +189,13 @@ TEST(CRefusals, StructuresOfTheFirstVersion) {
   write.k = write.v = rows(d.k.data(), 0, Decode::kKvHeads, Decode::kDim);
   write.cache = d.segment_args.cache;
   EXPECT_EQ(folio_write_kv_cache(d.context.get(), &write, nullptr), FOLIO_OK) << folio_last_error();
+  write.struct_size = 440;  // a version between
+  EXPECT_EQ(folio_write_kv_cache(d.context.get(), &write, nullptr), FOLIO_INVALID_ARGUMENT) << "token scales are read";
+  write.v_token_scales.data = nullptr;
+  EXPECT_EQ(folio_write_kv_cache(d.context.get(), &write, nullptr), FOLIO_OK) << folio_last_error();
+  d.args.struct_size = 352;
+  d.args.out_block_scale = &scale;  // likewise
+  EXPECT_EQ(d.run(), FOLIO_OK) << folio_last_error();
 }
 
 TEST(CRefusals, MasksAsRules) {

@@ -10,6 +10,8 @@ ALIASING = ATTENTION + "aliasing.cc"
 QUANTIZE = ATTENTION + "quantize.cc"
 ROWS = KVCACHE + "page_rows.cc"
 CONVERT = "src/capi/convert.cc"
+STRUCTS = "src/capi/common/structs.cc"
+BACKEND_STEPS = "src/capi/backends/"
 
 rule = "positions left out"
 plant(rule, "left-out-first-pos-is-zero", BATCH, "static_cast<int32_t>(row), ends) : ends[row];", "static_cast<int32_t>(row), ends) : 0;")
@@ -71,8 +73,18 @@ plant(rule, "huge-batches-are-built-first", TILE_SPACE, "    refuse_huge_batches
 
 rule = "zeros in C"
 plant(rule, "zero-windows-are-windows", CONVERT, "given.window_left != 0 || given.window_right != 0,", "true,")
-plant(rule, "zero-scale-is-zero", CONVERT, "if (converted.value == 0.0f) converted.value = Scale{}.value;", "")
-plant(rule, "zero-shard-is-refused", CONVERT, "return zero ? KvShard{}", "return zero && shard.world != 0 ? KvShard{}")
+plant(rule, "zero-scale-is-zero", STRUCTS, "if (converted.value == 0.0f) converted.value = Scale{}.value;", "")
+plant(rule, "zero-shard-is-refused", STRUCTS, "return zero ? KvShard{}", "return zero && shard.world != 0 ? KvShard{}")
+
+rule = "the C interface"
+plant(rule, "sizes-between-are-refused", STRUCTS, "std::find(known.earlier.begin(), known.earlier.end(), size) != known.earlier.end();",
+      "!known.earlier.empty() && known.earlier.front() == size;")
+plant(rule, "finish-keeps-the-lock", "src/capi/prefix_cache.cc", "const std::unique_ptr<folio_prefix_lock> taken(lock);  // whatever becomes of the call",
+      "std::unique_ptr<folio_prefix_lock> taken(lock);\n  if (changes == nullptr) taken.release();")
+plant(rule, "groups-are-never-closed", "src/capi/pools.cc", "    allocator->group.reset();\n", "")
+plant(rule, "failed-builds-leave-the-step-before", BACKEND_STEPS + "flashinfer.cc", 'deref(metadata, "metadata").step.reset();', 'deref(metadata, "metadata");')
+plant(rule, "caches-are-kept-by-default", BACKEND_STEPS + "token_pool.cc", "keep_kv_cache == 0, Stream{stream}", "keep_kv_cache != 0, Stream{stream}")
+plant(rule, "queries-are-the-keys", BACKEND_STEPS + "step.cc", 'converted.query = to_view(given.query, "query.dtype");', 'converted.query = to_view(given.key, "query.dtype");')
 
 rule = "memory runs out"
 plant(rule, "array-counts-memory-it-did-not-get", SCHEDULER + "plan_storage.hpp", "    try {\n      auto larger", "    capacity_ = grown;\n    try {\n      auto larger")

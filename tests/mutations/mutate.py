@@ -60,6 +60,7 @@ TESTS = {
     "folio_core_test": "src/core",
     "folio_platform_test": "src/platform",
     "folio_capi_test": "src/capi",
+    "folio_capi_backends_test": "src/capi/backends",
     "folio_testing_test": "src/testing",
     "folio_paged_attention_test": "src/attention",
     "folio_attention_test": "src/attention",

@@ -54,7 +54,7 @@ exports_of() {
 exports() {
   exports_of libfolio 'folio::v0::version()' 'folio(::|_)'
   if grep -E 'folio::v0::(backends|verify)::' "$WORK/exports"; then echo "libfolio exports other libraries' symbols"; exit 1; fi
-  exports_of libfolio_backends 'folio::v0::backends::' 'folio::v0::(backends::|Error$)'
+  exports_of libfolio_backends 'folio::v0::backends::' 'folio(::v0::(backends::|Error$)|_)'
   exports_of libfolio_testing 'folio::v0::verify::reference_row' 'folio::v0::(verify::|Error$)'
 }
 
@@ -114,6 +114,10 @@ pkg_config() {
     # shellcheck disable=SC2046
     "$CC" -std=c11 "$CONSUMER/consumer.c" -o "$program-c" $(pkg-config "${mode[@]}" --cflags --libs folio)
     LD_LIBRARY_PATH="$root/$LIBDIR" "$program-c"
+    # shellcheck disable=SC2046
+    "$CC" -std=c11 "$CONSUMER/backends_consumer_c.c" -o "$program-backends-c" \
+      $(pkg-config "${mode[@]}" --cflags --libs folio-backends)
+    LD_LIBRARY_PATH="$root/$LIBDIR" "$program-backends-c"
   fi
   if [ "$kind" = static ] && readelf -d "$program" "$program-backends" | grep -q 'NEEDED.*libfolio'; then
     echo "the static consumer needs the shared library"

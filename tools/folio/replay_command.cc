@@ -96,6 +96,7 @@ void add_backend_options(CLI::App& app, ReplayFlags& flags) {
   app.add_option_function<std::string>(
          "--backend",
          [&flags](const std::string& name) {
+           if (name == "none") flags.backend = replay::ServingBackend::kNone;
            if (name == "flashinfer") flags.backend = replay::ServingBackend::kFlashInfer;
            if (name == "flash_attn") flags.backend = replay::ServingBackend::kFlashAttention;
            if (name == "token_pool") flags.backend = replay::ServingBackend::kTokenPool;

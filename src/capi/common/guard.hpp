@@ -5,35 +5,31 @@
 #include <stdexcept>
 
 #include "core/error.hpp"
-#include "folio/c/folio.h"
+#include "folio/c/types.h"
 #include "folio/types/error.hpp"
 
 namespace folio::inline v0::capi {
 
-/// Keeps this thread's message. Without memory for it, a fixed text stands in.
-void set_last_error(const char* message) noexcept;
-const char* last_error() noexcept;
-
-/// Calls `body`; an exception becomes its code and this thread's message.
+/// Calls `body`; an exception becomes its code and this thread's message, which the core keeps for both libraries.
 template <typename Body>
 folio_status guarded(const Body& body) noexcept {
   try {
     body();
     return FOLIO_OK;
   } catch (const Error& error) {
-    set_last_error(error.what());
+    folio_set_last_error(error.what());
     return static_cast<folio_status>(error.code());
   } catch (const std::bad_alloc&) {
-    set_last_error("out of host memory");
+    folio_set_last_error("out of host memory");
     return FOLIO_OUT_OF_MEMORY;
   } catch (const std::length_error& error) {  // a container asked for more than can exist
-    set_last_error(error.what());
+    folio_set_last_error(error.what());
     return FOLIO_OUT_OF_MEMORY;
   } catch (const std::exception& error) {
-    set_last_error(error.what());
+    folio_set_last_error(error.what());
     return FOLIO_INTERNAL;
   } catch (...) {
-    set_last_error("an exception of unknown type");
+    folio_set_last_error("an exception of unknown type");
     return FOLIO_INTERNAL;
   }
 }

@@ -1,0 +1,3 @@
+module folio
+
+go 1.19
