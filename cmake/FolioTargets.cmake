@@ -49,6 +49,23 @@ add_custom_target(folio_thread_tests)
 
 set_property(GLOBAL PROPERTY FOLIO_MODULES "")
 
+# What takes the compiler's time in a small source is the headers of the standard library: sources of a directory compiled
+# together take half of it. Names in anonymous namespaces are then one directory's. Sources with options of their own, the
+# kernels' inner loops, stay apart.
+set(FOLIO_SOURCES_TOGETHER 1 CACHE STRING "How many sources of a directory of the library are compiled together")
+
+# folio_compile_together(TARGET COUNT): up to COUNT of its sources at a time, where COUNT is above 1.
+function(folio_compile_together target count)
+  if(count GREATER 1)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${count})
+    # Of names in a neighbour; of a member whose type is local to its source, as it may be.
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-shadow>)
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+      target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
+    endif()
+  endif()
+endfunction()
+
 function(folio_module)
   cmake_parse_arguments(M "" "NAME" "SOURCES;DEPENDS;TESTS;TEST_DEPENDS;TEST_LABELS" ${ARGN})
   set(target folio_${M_NAME})
@@ -57,6 +74,7 @@ function(folio_module)
   endif()
   add_library(${target} OBJECT ${M_SOURCES})
   target_link_libraries(${target} PRIVATE folio_options Threads::Threads)
+  folio_compile_together(${target} ${FOLIO_SOURCES_TOGETHER})
   set(library folio)
   if(FOLIO_LIBRARY)
     set(library ${FOLIO_LIBRARY})
@@ -101,9 +119,8 @@ set(FOLIO_TEST_SOURCES_TOGETHER 1 CACHE STRING "How many sources of a test progr
 
 # folio_use_test_options(TARGET [APART]): compiles a test program as test programs are. APART: every source by itself.
 function(folio_use_test_options target)
-  if(FOLIO_TEST_SOURCES_TOGETHER GREATER 1 AND NOT "APART" IN_LIST ARGN)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${FOLIO_TEST_SOURCES_TOGETHER})
-    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-shadow>)  # of names in a neighbour
+  if(NOT "APART" IN_LIST ARGN)
+    folio_compile_together(${target} ${FOLIO_TEST_SOURCES_TOGETHER})
   endif()
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${FOLIO_TEST_COMPILE_OPTIONS}>")
   if(TARGET folio_test_headers)
