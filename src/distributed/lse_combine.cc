@@ -151,8 +151,8 @@ size_t combine_workspace_size(int32_t world, int64_t num_tokens, int32_t num_hea
 
 void check_workspace(const CombineCall& call) {
   const size_t needed = combine_workspace_size(call.group.size(), call.num_tokens(), call.num_heads(), call.head_dim());
-  require(reinterpret_cast<uintptr_t>(call.workspace.data) % kWorkspaceAlignment == 0, "the workspace is not aligned to ",
-          kWorkspaceAlignment, " bytes");
+  require(reinterpret_cast<uintptr_t>(call.workspace.data) % kWorkspaceAlignment == 0,
+          "the workspace is not aligned to ", kWorkspaceAlignment, " bytes");
   if (needed > 0 && (call.workspace.data == nullptr || call.workspace.bytes < needed)) {
     core::fail(ErrorCode::kWorkspaceTooSmall, "the workspace has ", call.workspace.bytes, " bytes; the combine needs ",
                needed);

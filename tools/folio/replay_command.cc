@@ -57,7 +57,7 @@ struct ReplayFlags {
 };
 
 void add_workload_options(CLI::App& app, ReplayFlags& flags) {
-  app.add_option("trace", flags.trace, "trace file; '-' = standard input")->required();
+  app.add_option("trace", flags.trace, "trace file; '-' = standard input")->envname("FOLIO_TRACE")->required();
   app.add_option_function<std::string>(
          "--format",
          [&flags](const std::string& name) {
