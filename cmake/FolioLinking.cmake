@@ -15,6 +15,15 @@ function(folio_export_by target map)
   set_target_properties(${target} PROPERTIES LINK_DEPENDS ${map})
 endfunction()
 
+# folio_link_libstdcxx_in(TARGET): libstdc++ becomes part of it; libgcc_s stays shared: one unwinder in the process. What is not used is
+# dropped, or libstdc++'s random_device would ask for a newer glibc than all the rest does.
+function(folio_link_libstdcxx_in target)
+  target_link_options(${target} PRIVATE -static-libstdc++)
+  if(NOT APPLE)
+    target_link_options(${target} PRIVATE -Wl,--gc-sections)
+  endif()
+endfunction()
+
 # folio_harden_links(): relocations are read-only once a program runs.
 function(folio_harden_links)
   if(CMAKE_SYSTEM_NAME STREQUAL "Linux")

@@ -28,6 +28,7 @@ PACKAGE = pathlib.Path("bindings/python/folio")
 SDIST_ROOTS = ("bindings/python", "cmake", "include", "src", "tools")
 SDIST_FILES = {"CMakeLists.txt", "LICENSE", "docs/python.md", "examples/traces/mooncake_excerpt.jsonl", "pyproject.toml"}
 PROGRAM = "folio/bin/folio"
+NEWEST_GLIBC = (2, 34)
 TEST = re.compile(r"_test(_util)?\.(cc|hpp)$")
 
 
@@ -64,6 +65,8 @@ def elf_problems(name, data, problems):
     newest, symbols = deciding_symbols(elf)
     shown = ", ".join(symbols[:8]) + (f" and {len(symbols) - 8} more" if len(symbols) > 8 else "")
     print(f"  {name}: {newest} is the newest version asked for: {shown}")
+    if glibc_version(newest) > NEWEST_GLIBC:
+        problems.append(f"{name} asks for {newest}; wheels are for systems with glibc {'.'.join(map(str, NEWEST_GLIBC))}")
     print(f"  {name}: shared libraries: {', '.join(sorted(needed))}")
     return elf
 
