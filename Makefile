@@ -2,6 +2,9 @@
 # Builds go to build/<preset>, as CMakePresets.json says; `make test PRESET=dev` takes another preset.
 
 PRESET ?= release
+# `make run` has a preset of its own: the program alone. Where a GPU is visible and there is a CUDA compiler, it gets the kernels
+# of that GPU too, and runs on it.
+GPU := $(if $(shell command -v nvcc),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -E '^([89]|[1-9][0-9])\.[0-9]$$' | head -n 1 | tr -d .))
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
 BUILD := build/$(PRESET)
@@ -10,29 +13,37 @@ TRACE ?= examples/traces/mooncake_excerpt.jsonl
 export CTEST_PARALLEL_LEVEL ?= $(JOBS)
 
 .DEFAULT_GOAL := help
-.PHONY: help configure python_environment build run test bench install check tidy docs fuzz ci clean
+.PHONY: help configure python_environment build run test_programs test bench install check tidy docs fuzz ci clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
+# Where there is no GPU, tests run no kernel of one: `make test` compiles each for one architecture then, and quickly.
+TEST_OPTIONS := $(if $(GPU),-DFOLIO_CUDA_QUICK=OFF,-DFOLIO_CUDA_QUICK=ON)
+
 configure:
 	@scripts/install_deps.sh build
-	cmake --preset $(PRESET)
+	cmake --preset $(PRESET) -DFOLIO_CUDA_QUICK=OFF
 
 build: configure ## build everything: library, program, examples, tests, and CUDA kernels where the toolkit is
 	cmake --build $(BUILD) -j $(JOBS)
 
-run: configure ## serve an excerpt of a real conversation trace on this machine's CPU
-	cmake --build $(BUILD) -j $(JOBS) --target folio_cli
-	$(BUILD)/tools/folio replay $(TRACE)
+run: ## serve an excerpt of a real conversation trace on this machine's CPU, or its GPU
+	@scripts/install_deps.sh run
+	cmake --preset run $(if $(GPU),-DFOLIO_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=$(GPU)-real)
+	cmake --build build/run -j $(JOBS) --target folio_cli
+	build/run/tools/folio replay $(TRACE) $(if $(GPU),--device cuda)
 
 # Where no package index can be reached, the Python module is left out, with a message; continuous integration insists.
 python_environment:
 	@scripts/install_deps.sh build python || scripts/install_deps.sh build
 
-test: python_environment ## build everything and run all tests
-	@$(MAKE) --no-print-directory build
-	ctest --preset $(PRESET)
+test_programs: python_environment
+	cmake --preset $(PRESET) $(TEST_OPTIONS)
+	cmake --build $(BUILD) -j $(JOBS)
+
+test: test_programs ## build everything and run all tests
+	scripts/run_tests.sh --preset $(PRESET)
 
 bench: ## measure the attention kernels beside this machine's own limits
 	@scripts/install_deps.sh build bench
@@ -48,7 +59,8 @@ check: ## run the source checks of continuous integration (seconds)
 	scripts/checks/run_all.sh $(BUILD)
 
 tidy: configure ## run clang-tidy over all sources (minutes)
-	scripts/checks/run_clang_tidy.sh --all $(BUILD)
+	cmake --preset $(PRESET) -B build/apart -DFOLIO_SOURCES_TOGETHER=1
+	scripts/checks/run_clang_tidy.sh --all build/apart
 
 docs: ## build the site of docs/ with its API reference into build/docs
 	@scripts/install_deps.sh docs

@@ -1,12 +1,17 @@
-# Finds fmt. Where its library for the target is missing (cross builds), its headers alone are enough.
+# Finds fmt. Where its library for the target is missing (cross builds), its headers alone are enough; in a wheel, which runs where
+# no libfmt is, they are all that is used. Defines folio_fmt.
 include_guard(GLOBAL)
-find_package(fmt QUIET)
-if(NOT fmt_FOUND)
+add_library(folio_fmt INTERFACE)
+if(NOT SKBUILD)
+  find_package(fmt QUIET)
+endif()
+if(fmt_FOUND)
+  target_link_libraries(folio_fmt INTERFACE fmt::fmt)
+else()
   find_path(FOLIO_FMT_HEADERS fmt/format.h)
   if(NOT FOLIO_FMT_HEADERS)
     message(FATAL_ERROR "fmt is missing: install it (scripts/install_deps.sh), or set FOLIO_BUILD_TOOLS=OFF")
   endif()
-  add_library(fmt::fmt INTERFACE IMPORTED GLOBAL)
-  target_include_directories(fmt::fmt INTERFACE ${FOLIO_FMT_HEADERS})
-  target_compile_definitions(fmt::fmt INTERFACE FMT_HEADER_ONLY)
+  target_include_directories(folio_fmt SYSTEM INTERFACE ${FOLIO_FMT_HEADERS})
+  target_compile_definitions(folio_fmt INTERFACE FMT_HEADER_ONLY)
 endif()

@@ -13,4 +13,4 @@ add_compile_options("$<$<AND:${folio_own},$<CONFIG:Release,RelWithDebInfo,MinSiz
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   add_compile_options($<${folio_own}:-fcf-protection>)
 endif()
-add_link_options(-Wl,-z,relro -Wl,-z,now)
+folio_harden_links()

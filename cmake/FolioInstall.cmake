@@ -4,7 +4,7 @@
 # Install components, for packagers: `shared` (libfolio.so and its links), `static` (libfolio.a), of the other two libraries
 # `backends-shared`, `backends-static`, `testing-shared`, `testing-static`; `development` (headers, CMake package,
 # pkg-config), `mpi` (libfolio_mpi.a, where MPI was found), `nccl` (libfolio_nccl.a, where CUDA and nccl.h were found) and
-# `tools` (the program folio). Without --component everything is installed.
+# `tools` (the program folio), `tools-mpi` (what it loads under mpirun). Without --component everything is installed.
 include_guard(GLOBAL)
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
@@ -49,8 +49,12 @@ endforeach()
 
 if(TARGET folio_cli)
   file(RELATIVE_PATH folio_bin_to_lib /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
-  set_target_properties(folio_cli PROPERTIES INSTALL_RPATH "$ORIGIN/${folio_bin_to_lib}")
+  set_target_properties(folio_cli PROPERTIES INSTALL_RPATH "${FOLIO_ORIGIN}/${folio_bin_to_lib}")
   install(TARGETS folio_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
+  if(TARGET folio_cli_mpi)
+    set_target_properties(folio_cli_mpi PROPERTIES INSTALL_RPATH ${FOLIO_ORIGIN})
+    install(TARGETS folio_cli_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT tools-mpi)
+  endif()
 endif()
 
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/folio DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development

@@ -1,7 +1,7 @@
 # FOLIO_NCCL: AUTO builds the library folio_nccl where there are CUDA sources and NCCL's header, ON insists on it, OFF does not
 # look. Sets FOLIO_HAS_NCCL and, where it is true, finds NCCL::headers. libnccl itself is loaded at run time.
 include_guard(GLOBAL)
-set(FOLIO_NCCL AUTO CACHE STRING "Build the NCCL process group: AUTO, ON or OFF")
+set(FOLIO_NCCL ${FOLIO_LOOKS} CACHE STRING "Build the NCCL process group: AUTO, ON or OFF")
 set_property(CACHE FOLIO_NCCL PROPERTY STRINGS AUTO ON OFF)
 set(FOLIO_HAS_NCCL OFF)
 if(NOT FOLIO_NCCL MATCHES "^(AUTO|ON|OFF)$")

@@ -2,11 +2,7 @@
 # look. The Python is the one of scripts/install_deps.sh (build/python) where it is there, or Python_EXECUTABLE.
 # Sets FOLIO_HAS_PYTHON.
 include_guard(GLOBAL)
-set(folio_python_default OFF)
-if(PROJECT_IS_TOP_LEVEL)
-  set(folio_python_default AUTO)
-endif()
-set(FOLIO_BUILD_PYTHON ${folio_python_default} CACHE STRING "Build the Python module: AUTO, ON or OFF")
+set(FOLIO_BUILD_PYTHON ${FOLIO_LOOKS} CACHE STRING "Build the Python module: AUTO, ON or OFF")
 set_property(CACHE FOLIO_BUILD_PYTHON PROPERTY STRINGS AUTO ON OFF)
 set(FOLIO_HAS_PYTHON OFF)
 if(NOT FOLIO_BUILD_PYTHON MATCHES "^(AUTO|ON|OFF)$")

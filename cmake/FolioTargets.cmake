@@ -9,7 +9,7 @@ find_package(Threads REQUIRED)
 add_library(folio_options INTERFACE)
 target_compile_features(folio_options INTERFACE cxx_std_20)
 target_compile_options(folio_options INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor>
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic $<$<NOT:$<BOOL:$<TARGET_PROPERTY:UNITY_BUILD>>>:-Wshadow> -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor>
   $<$<AND:$<BOOL:${FOLIO_WARNINGS_AS_ERRORS}>,$<COMPILE_LANGUAGE:CXX>>:-Werror>)
 # What gcc infers from the flow of optimised code depends on what was inlined, down to the length of the source directory's
 # path in a string constant: shown, and no reason to fail.
@@ -41,13 +41,30 @@ if(FOLIO_CUDA STREQUAL "EMULATED")
   target_include_directories(folio_options BEFORE INTERFACE ${PROJECT_SOURCE_DIR}/tests/emulation ${FOLIO_EMULATED_CODE})
 endif()
 
-# Every program of tests that need a GPU (label `cuda`), for scripts/gpu_check.sh.
-add_custom_target(folio_cuda_tests)
-
-# Every program of tests in which threads meet (label `threads`): what continuous integration runs under ThreadSanitizer.
-add_custom_target(folio_thread_tests)
+if(FOLIO_BUILD_TESTS)
+  # Every program of tests that need a GPU (label `cuda`), for scripts/gpu_check.sh.
+  add_custom_target(folio_cuda_tests)
+  # Every program of tests in which threads meet (label `threads`): what continuous integration runs under ThreadSanitizer.
+  add_custom_target(folio_thread_tests)
+endif()
 
 set_property(GLOBAL PROPERTY FOLIO_MODULES "")
+
+# What takes the compiler's time in a small source is the headers of the standard library: sources of a directory compiled
+# together take half of it. Names in anonymous namespaces are then one directory's. Sources with options of their own, the
+# kernels' inner loops, stay apart.
+set(FOLIO_SOURCES_TOGETHER 1 CACHE STRING "How many sources of a directory of the library are compiled together")
+
+# folio_compile_together(TARGET COUNT): up to COUNT of its sources at a time, where COUNT is above 1.
+function(folio_compile_together target count)
+  if(count GREATER 1)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${count})
+    # A name in a neighbour may be shadowed (folio_options), and a member have a type that is local to its source.
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+      target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
+    endif()
+  endif()
+endfunction()
 
 function(folio_module)
   cmake_parse_arguments(M "" "NAME" "SOURCES;DEPENDS;TESTS;TEST_DEPENDS;TEST_LABELS" ${ARGN})
@@ -57,6 +74,10 @@ function(folio_module)
   endif()
   add_library(${target} OBJECT ${M_SOURCES})
   target_link_libraries(${target} PRIVATE folio_options Threads::Threads)
+  folio_compile_together(${target} ${FOLIO_SOURCES_TOGETHER})
+  set(device_code ${M_SOURCES})
+  list(FILTER device_code INCLUDE REGEX "[.]cu$")
+  set_source_files_properties(${device_code} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)  # CMake 3.31 would take them too
   set(library folio)
   if(FOLIO_LIBRARY)
     set(library ${FOLIO_LIBRARY})
@@ -101,9 +122,8 @@ set(FOLIO_TEST_SOURCES_TOGETHER 1 CACHE STRING "How many sources of a test progr
 
 # folio_use_test_options(TARGET [APART]): compiles a test program as test programs are. APART: every source by itself.
 function(folio_use_test_options target)
-  if(FOLIO_TEST_SOURCES_TOGETHER GREATER 1 AND NOT "APART" IN_LIST ARGN)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${FOLIO_TEST_SOURCES_TOGETHER})
-    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-shadow>)  # of names in a neighbour
+  if(NOT "APART" IN_LIST ARGN)
+    folio_compile_together(${target} ${FOLIO_TEST_SOURCES_TOGETHER})
   endif()
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${FOLIO_TEST_COMPILE_OPTIONS}>")
   if(TARGET folio_test_headers)
@@ -112,27 +132,30 @@ function(folio_use_test_options target)
   endif()
 endfunction()
 
-# Instrumented programs take longer to start than most of their tests: ctest is given them in so many parts each, which run side
-# by side, instead of test by test.
-set(FOLIO_TEST_PARTS 0 CACHE STRING "Parts in which ctest runs each test program; 0: test by test")
+# ctest runs programs, not their tests: starting a program takes longer than most of its tests, and there are thousands. A slow
+# program is given to it in parts, which run side by side; where instrumentation makes all of them slow, all are.
+set(FOLIO_TEST_PARTS 1 CACHE STRING "Parts in which ctest runs each test program, where the program has no number of its own")
 
-# folio_discover_tests(PROGRAM LABEL): tells ctest of a program's tests. Those of a GPU run with ContextOptions::validate_tables.
-function(folio_discover_tests program label)
+# folio_add_tests(PROGRAM LABEL PARTS): tells ctest of a program. Tests of a GPU run with ContextOptions::validate_tables.
+function(folio_add_tests program label parts)
   set(checks_tables 0)
   if(label MATCHES "cuda")
     set(checks_tables 1)
   endif()
-  if(FOLIO_TEST_PARTS EQUAL 0)
-    gtest_discover_tests(${program} DISCOVERY_TIMEOUT 60
-                         PROPERTIES TIMEOUT 300 LABELS "${label}" ENVIRONMENT "FOLIO_VALIDATE_TABLES=${checks_tables}")
-    return()
+  if(parts LESS FOLIO_TEST_PARTS)
+    set(parts ${FOLIO_TEST_PARTS})
   endif()
-  foreach(part RANGE 1 ${FOLIO_TEST_PARTS})
-    math(EXPR index "${part} - 1")
-    add_test(NAME ${program}.${part} COMMAND ${program})
-    set_tests_properties(${program}.${part} PROPERTIES TIMEOUT 900 LABELS "${label}"
-                         ENVIRONMENT
-                         "FOLIO_VALIDATE_TABLES=${checks_tables};GTEST_TOTAL_SHARDS=${FOLIO_TEST_PARTS};GTEST_SHARD_INDEX=${index};GTEST_BRIEF=1")
+  foreach(part RANGE 1 ${parts})
+    set(name ${program})
+    set(environment FOLIO_VALIDATE_TABLES=${checks_tables} GTEST_BRIEF=1)
+    if(parts GREATER 1)
+      math(EXPR index "${part} - 1")
+      string(APPEND name ".${part}")
+      list(APPEND environment GTEST_TOTAL_SHARDS=${parts} GTEST_SHARD_INDEX=${index})
+    endif()
+    add_test(NAME ${name} COMMAND ${program})
+    # The slow ones come first, so that none of them is left alone at the end.
+    set_tests_properties(${name} PROPERTIES TIMEOUT 900 LABELS "${label}" ENVIRONMENT "${environment}" COST ${parts})
   endforeach()
 endfunction()
 
@@ -142,9 +165,10 @@ endfunction()
 # public API link the libraries (LIBRARIES folio, folio_backends, folio_testing) instead. GPU_FILTER: the tests, as GoogleTest's filters name them, that a GPU must pass
 # too. In builds with CUDA the program then has one more test, <name>.cuda, which runs them there
 # (src/attention/device_test_util.hpp, or what the program has of its own for FOLIO_TEST_DEVICE); sources that use the former must
-# include ${FOLIO_DEVICE_FOR_TEST}. APART: its sources have names in common, and are compiled one by one.
+# include ${FOLIO_DEVICE_FOR_TEST}. APART: its sources have names in common, and are compiled one by one. PARTS: in how many parts
+# ctest runs it.
 function(folio_test)
-  cmake_parse_arguments(T "APART" "NAME" "SOURCES;MODULES;LIBRARIES;LABELS;GPU_FILTER" ${ARGN})
+  cmake_parse_arguments(T "APART" "NAME;PARTS" "SOURCES;MODULES;LIBRARIES;LABELS;GPU_FILTER" ${ARGN})
   add_executable(${T_NAME} ${T_SOURCES})
   if(T_APART)
     folio_use_test_options(${T_NAME} APART)
@@ -166,9 +190,10 @@ function(folio_test)
   if("threads" IN_LIST T_LABELS)
     add_dependencies(folio_thread_tests ${T_NAME})
   endif()
-  # One label, since gtest_discover_tests takes no lists as properties; ctest's label filters match parts of it.
-  list(JOIN T_LABELS "-" label)
-  folio_discover_tests(${T_NAME} "${label}")
+  if(NOT T_PARTS)
+    set(T_PARTS 1)
+  endif()
+  folio_add_tests(${T_NAME} "${T_LABELS}" ${T_PARTS})
   if(T_GPU_FILTER AND FOLIO_HAS_CUDA)
     list(JOIN T_GPU_FILTER ":" filter)
     string(REPLACE ":-" "-" filter "${filter}")
@@ -181,7 +206,7 @@ function(folio_test)
     endif()
     add_test(NAME ${T_NAME}.cuda COMMAND ${T_NAME} --gtest_filter=${filter})
     set_tests_properties(${T_NAME}.cuda PROPERTIES TIMEOUT 600 LABELS cuda
-                         ENVIRONMENT "FOLIO_TEST_DEVICE=cuda;FOLIO_VALIDATE_TABLES=1"
+                         ENVIRONMENT "FOLIO_TEST_DEVICE=cuda;FOLIO_VALIDATE_TABLES=1;GTEST_BRIEF=1"
                          SKIP_REGULAR_EXPRESSION "FOLIO_TEST_DEVICE: no GPU")
     add_dependencies(folio_cuda_tests ${T_NAME})
   endif()

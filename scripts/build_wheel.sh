@@ -19,7 +19,8 @@ python=${2:-}
 if [ -z "$python" ]; then
   if [ -x build/python/bin/python ]; then python=build/python/bin/python; else python=python3; fi
 fi
-defines=(FOLIO_PYTHON_STATIC_LIBSTDCXX=ON FOLIO_WARNINGS_AS_ERRORS=ON)
+defines=(FOLIO_PYTHON_STATIC_LIBSTDCXX=ON FOLIO_WARNINGS_AS_ERRORS=ON FOLIO_BUILD_TOOLS=ON)
+scripts/install_deps.sh run  # what the program needs
 case "$variant" in
   cpu)
     name=folio-attention

@@ -34,7 +34,7 @@ if [ "${#failures[@]}" -ne 0 ]; then echo "gpu_check: failed: ${failures[*]}"; e
 
 step bench "$build/bench/folio_cuda_bench"
 step conformance "$build/tests/conformance/conformance_cuda_test" --gtest_filter='*/0'
-step tests ctest --test-dir "$build" -L cuda --output-on-failure -j 8 --timeout 120
+step tests scripts/run_tests.sh --test-dir "$build" -L cuda -j 8
 
 # sanitize TOOL PROGRAM ARGUMENTS...: something short under one of compute-sanitizer's tools.
 sanitize() {

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Installs what Folio needs beyond a compiler, on Debian and its relatives, and only what is missing.
 #
-#   scripts/install_deps.sh [build] [python] [python-engines] [report] [bench] [aarch64] [bindings] [checks] [docs]
+#   scripts/install_deps.sh [run] [build] [python] [python-engines] [report] [bench] [aarch64] [bindings] [checks] [docs]
 #
-#   build   (default) to build and run the library, the command-line tool and the tests
+#   run     to build and run the command-line tool
+#   build   (default) besides, what the tests need
 #   python  the Python module and its tests: a virtual environment, build/python, with bindings/python/requirements.txt in it
 #   python-engines
 #           into the same environment: torch, transformers and a small real model (bindings/python/requirements-engines.txt),
@@ -30,18 +31,26 @@ need_header() {
   echo "#include <$1>" | "${CXX:-c++}" -x c++ -std=c++20 -M - >/dev/null 2>&1 || missing+=("$2")
 }
 
-need_build() {
+need_run() {
   need_command c++ g++
   need_command cmake cmake
   need_command ninja ninja-build
-  need_command pkg-config pkg-config
   if ! command -v c++ >/dev/null 2>&1; then  # no compiler, no way to look for headers: take the packages
-    missing+=(libcli11-dev libfmt-dev nlohmann-json3-dev libgtest-dev libgmock-dev libopenmpi-dev openmpi-bin)
+    missing+=(libcli11-dev libfmt-dev nlohmann-json3-dev)
     return
   fi
   need_header CLI/CLI.hpp libcli11-dev
   need_header fmt/format.h libfmt-dev
   need_header nlohmann/json.hpp nlohmann-json3-dev
+}
+
+need_build() {
+  need_run
+  need_command pkg-config pkg-config
+  if ! command -v c++ >/dev/null 2>&1; then
+    missing+=(libgtest-dev libgmock-dev libopenmpi-dev openmpi-bin)
+    return
+  fi
   need_header gtest/gtest.h libgtest-dev
   need_header gmock/gmock.h libgmock-dev
   # Whichever MPI is there will do; headers of an MPI lie where only its own compiler looks.
@@ -177,9 +186,9 @@ for group in "$@"; do
     python-engines) python=true; engines=true; need_python ;;
     report) python=true; report=true; need_python; need_command chromium chromium ;;
     docs) site=true; need_docs ;;
-    build | bench | aarch64 | bindings | checks) "need_$group" ;;
+    run | build | bench | aarch64 | bindings | checks) "need_$group" ;;
     *)
-      echo "install_deps.sh: there is no group '$group'; the groups are build, python, python-engines, report, bench, aarch64, bindings, checks and docs" >&2
+      echo "install_deps.sh: there is no group '$group'; the groups are run, build, python, python-engines, report, bench, aarch64, bindings, checks and docs" >&2
       exit 2
       ;;
   esac

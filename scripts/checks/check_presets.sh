@@ -50,7 +50,7 @@ for preset in "${presets[@]}"; do
         folio_kernels_inventory_test folio_capi_test conformance_quick_test)
       build aarch64 "${tests[@]}"
       # Without forks of a process with threads: QEMU has locks of its own, and a child in which one is held hangs.
-      GTEST_FILTER='-*Fork*' ctest --preset aarch64 -j "$(nproc)" -R "^($(IFS='|' && echo "${tests[*]}"))[.]"
+      GTEST_FILTER='-*Fork*' scripts/run_tests.sh --preset aarch64 -j "$(nproc)" -R "^($(IFS='|' && echo "${tests[*]}"))[.]"
       ;;
     emulated-gpu)
       if [ ! -e "${CUDA_HOME:-/usr/local/cuda}/include/cuda_runtime.h" ] && ! command -v nvcc >/dev/null; then
@@ -63,8 +63,10 @@ for preset in "${presets[@]}"; do
         build emulated-gpu folio_nccl_test
       fi
       export FOLIO_EMULATED_GPUS=2
-      ctest --preset emulated-gpu -j "$(nproc)" -L cuda -R '^(CudaTest|TokenPool|Types|(Worlds/)?NcclGroup)'
-      FOLIO_EMULATED_CAPABILITY=90 ctest --preset emulated-gpu -j "$(nproc)" -L cuda -R 'AFewReplays'
+      built='^(cuda_test|cuda_functions_test|folio_nccl_test)([.][0-9]+)?$'
+      GTEST_FILTER='CudaTest*:TokenPool*:Types*:NcclGroup*:Worlds/NcclGroup*' \
+        scripts/run_tests.sh --preset emulated-gpu -j "$(nproc)" -R "$built"
+      FOLIO_EMULATED_CAPABILITY=90 GTEST_FILTER='*AFewReplays*' scripts/run_tests.sh --preset emulated-gpu -R '^cuda_test'
       ;;
     fuzz)
       configure fuzz

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the CPU wheel from the source distribution (scripts/build_wheel.sh), installs it into an empty environment, imports it
-# there without numpy, and decodes beside the oracle with numpy and nothing else. Builds the wheels of the engines' plug-ins too,
+# Builds the CPU wheel from the source distribution (scripts/build_wheel.sh), installs it into an empty environment, replays a
+# trace with the command that it brings, imports it there without numpy, and decodes beside the oracle with numpy and nothing else. Builds the wheels of the engines' plug-ins too,
 # and looks their entry points up as an engine does. Ends with a count.
 #
 #   check_wheel.sh [PYTHON]
@@ -21,6 +21,7 @@ wheel=$(ls -t build/dist/folio_attention-*.whl | head -n 1)
 check "${1:-build/python/bin/python}" -m venv --clear "$environment"
 # --no-index: a dependency would have to be fetched, and would be named.
 check inside -m pip install -q --disable-pip-version-check --no-index "$wheel"
+check env -u PYTHONPATH "$environment/bin/folio" replay --requests 20 --quiet --json build/wheel/replay.json
 check inside -c 'import folio, sys; assert "numpy" not in sys.modules; print(folio.__file__, folio.__version__)'
 check inside -m pip install -q --disable-pip-version-check 'numpy>=1.26,<3'
 check inside examples/python/decode.py

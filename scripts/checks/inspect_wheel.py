@@ -25,8 +25,10 @@ LIMITS = {"cpu": 10, "cu13": 40}  # MB of 10^6 bytes
 SYSTEM = {"ld-linux-x86-64.so.2", "libc.so.6", "libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0",
           "librt.so.1"}
 PACKAGE = pathlib.Path("bindings/python/folio")
-SDIST_ROOTS = ("bindings/python", "cmake", "include", "src")
-SDIST_FILES = {"CMakeLists.txt", "LICENSE", "docs/python.md", "pyproject.toml"}
+SDIST_ROOTS = ("bindings/python", "cmake", "include", "src", "tools")
+SDIST_FILES = {"CMakeLists.txt", "LICENSE", "docs/python.md", "examples/traces/mooncake_excerpt.jsonl", "pyproject.toml"}
+PROGRAM = "folio/bin/folio"
+NEWEST_GLIBC = (2, 34)
 TEST = re.compile(r"_test(_util)?\.(cc|hpp)$")
 
 
@@ -52,21 +54,29 @@ def deciding_symbols(elf):
     return newest, sorted(wanted[newest])
 
 
-def module_problems(data, problems):
+def elf_problems(name, data, problems):
+    """What a module and a program have in common. Returns the file, and prints what decides the platform tag."""
     elf = ELFFile(io.BytesIO(data))
     needed = {tag.needed for section in elf.iter_sections() if isinstance(section, DynamicSection)
               for tag in section.iter_tags("DT_NEEDED")}
-    problems += [f"the module needs {name}, which not every system has" for name in sorted(needed - SYSTEM)]
+    problems += [f"{name} needs {library}, which not every system has" for library in sorted(needed - SYSTEM)]
     if elf.get_section_by_name(".symtab"):
-        problems.append("the module is not stripped")
+        problems.append(f"{name} is not stripped")
+    newest, symbols = deciding_symbols(elf)
+    shown = ", ".join(symbols[:8]) + (f" and {len(symbols) - 8} more" if len(symbols) > 8 else "")
+    print(f"  {name}: {newest} is the newest version asked for: {shown}")
+    if glibc_version(newest) > NEWEST_GLIBC:
+        problems.append(f"{name} asks for {newest}; wheels are for systems with glibc {'.'.join(map(str, NEWEST_GLIBC))}")
+    print(f"  {name}: shared libraries: {', '.join(sorted(needed))}")
+    return elf
+
+
+def module_problems(name, data, problems):
+    elf = elf_problems(name, data, problems)
     exported = {symbol.name for symbol in elf.get_section_by_name(".dynsym").iter_symbols()
                 if symbol["st_shndx"] != "SHN_UNDEF" and symbol["st_info"]["bind"] != "STB_LOCAL"}
     if exported != {"PyInit__folio"}:
-        problems.append(f"the module exports {sorted(exported)}; PyInit__folio is enough")
-    newest, symbols = deciding_symbols(elf)
-    shown = ", ".join(symbols[:8]) + (f" and {len(symbols) - 8} more" if len(symbols) > 8 else "")
-    print(f"  {newest} is the newest version asked for: {shown}")
-    print(f"  shared libraries: {', '.join(sorted(needed))}")
+        problems.append(f"{name} exports {sorted(exported)}; PyInit__folio is enough")
 
 
 def wheel_problems(variant, path):
@@ -90,14 +100,19 @@ def wheel_problems(variant, path):
         if len(modules) != 1:
             problems.append(f"extension modules: {modules}")
         for module in modules:
-            module_problems(wheel.read(module), problems)
+            module_problems(module, wheel.read(module), problems)
+        if PROGRAM in names:
+            elf_problems(PROGRAM, wheel.read(PROGRAM), problems)
+            if not wheel.getinfo(PROGRAM).external_attr >> 16 & 0o111:
+                problems.append(f"{PROGRAM} is not executable")
     if metadata["Name"] != NAMES[variant]:
         problems.append(f"METADATA names it {metadata['Name']}")
     problems += [f"it depends on {requirement}" for requirement in metadata.get_all("Requires-Dist", [])
                  if "extra ==" not in requirement]
     package = {str("folio" / file.relative_to(PACKAGE)) for file in project_files() if file.is_relative_to(PACKAGE)}
     expected = package | set(modules) | {"folio/_folio.pyi", f"{info}/METADATA", f"{info}/RECORD", f"{info}/WHEEL",
-                                         f"{info}/licenses/LICENSE"}
+                                         f"{info}/entry_points.txt", f"{info}/licenses/LICENSE", PROGRAM,
+                                         "folio/traces/mooncake_excerpt.jsonl"}
     optional = {f"{info}/sboms/auditwheel.cdx.json"}
     problems += [f"{path.name} lacks {name}" for name in sorted(expected - names)]
     problems += [f"{path.name} holds {name}, which nobody needs" for name in sorted(names - expected - optional)]

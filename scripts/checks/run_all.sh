@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Every check that reads the sources and, where BUILD_DIR is given and built, its objects. Ends with a count.
 #
-#   run_all.sh [BUILD_DIR]
+#   run_all.sh [BUILD_DIR [RESULTS_DIR]]     RESULTS_DIR: what the tests of BUILD_DIR wrote under GTEST_OUTPUT=json:RESULTS_DIR/
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 build=${1:-}
+results=${2:-}
 
 passed=0
 failed=0
@@ -29,7 +30,7 @@ if [ -n "$build" ] && [ -f "$build/compile_commands.json" ]; then
   check scripts/checks/check_weak_symbols.py "$build"
   check scripts/checks/check_abi.py "$build"
   check scripts/checks/check_hardening.py "$build"
-  check tests/seed_map/check_seed_map.py "$build"
+  check tests/seed_map/check_seed_map.py "$build" ${results:+"$results"}
 else
   check tests/seed_map/check_seed_map.py
 fi

@@ -1,5 +1,3 @@
-#include <sched.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <string_view>
@@ -66,7 +64,7 @@ Context Context::cpu(const ContextOptions& options) {
     const int32_t threads =
         options.num_threads != 0 ? options.num_threads : std::min(platform::available_cpus(), kMaxThreads);
     const std::vector<int32_t> cpus =
-        platform::place_threads(threads, options.pinning, platform::affinity_mask(), sched_getcpu());
+        platform::place_threads(threads, options.pinning, platform::affinity_mask(), platform::current_cpu());
     state->pool = std::make_unique<platform::ThreadPool>(threads, cpus);
     if (options.pinning == ThreadPinning::kPinned && !state->pool->pinned()) {
       core::fail(ErrorCode::kUnavailable, "the OS does not pin threads of this process");

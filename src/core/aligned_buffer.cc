@@ -28,7 +28,9 @@ AlignedBuffer::AlignedBuffer(size_t bytes, size_t alignment) {
   bytes_ = bytes;
   // Advice only: where the kernel has no transparent huge pages, ordinary ones serve. Whole huge pages are advised, so
   // that the neighbours of the buffer keep their own setting.
+#ifdef MADV_HUGEPAGE
   if (huge) madvise(data_, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
+#endif
 }
 
 AlignedBuffer::~AlignedBuffer() {

@@ -1,12 +1,16 @@
 #pragma once
 
 #include <concepts>
+#include <cstdint>
 #include <limits>
 
 #include "core/error.hpp"
 
 /// Integer arithmetic on sizes that callers give: overflow is an Error(kInvalidArgument), never a wrapped number.
 namespace folio::inline v0::core {
+
+/// The largest page id, length and offset that tables of 32 bits hold.
+inline constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
 template <std::integral Int>
 Int checked_add(Int a, Int b) {

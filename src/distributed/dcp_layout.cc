@@ -8,14 +8,14 @@
 namespace folio::inline v0::distributed {
 namespace {
 
-constexpr size_t kAlignment = 256;
+constexpr size_t kPieceAlignment = 256;
 
 /// Lays out pieces one after the other.
 class Pieces {
  public:
   size_t take(size_t bytes) {
     const size_t begin = total_;
-    total_ = core::checked_add(total_, core::checked_round_up(bytes, kAlignment));
+    total_ = core::checked_add(total_, core::checked_round_up(bytes, kPieceAlignment));
     return begin;
   }
   size_t take(int64_t a, int64_t b, int64_t c, int64_t element_bytes) {

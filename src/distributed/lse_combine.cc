@@ -13,11 +13,11 @@ namespace {
 using core::require;
 
 constexpr float kEmptyLse = -std::numeric_limits<float>::infinity();
-constexpr size_t kAlignment = 256;
+constexpr size_t kWorkspaceAlignment = 256;
 
 size_t floats(int64_t a, int64_t b, int64_t c, int64_t d = 1) {
   const int64_t bytes = core::checked_mul(core::checked_mul(a, b, c, d), int64_t{sizeof(float)});
-  return core::checked_round_up(static_cast<size_t>(bytes), kAlignment);
+  return core::checked_round_up(static_cast<size_t>(bytes), kWorkspaceAlignment);
 }
 
 void check_empty_rows(const EmptyRows& rows, int64_t num_tokens, bool readable = true) {
@@ -151,8 +151,8 @@ size_t combine_workspace_size(int32_t world, int64_t num_tokens, int32_t num_hea
 
 void check_workspace(const CombineCall& call) {
   const size_t needed = combine_workspace_size(call.group.size(), call.num_tokens(), call.num_heads(), call.head_dim());
-  require(reinterpret_cast<uintptr_t>(call.workspace.data) % kAlignment == 0, "the workspace is not aligned to ",
-          kAlignment, " bytes");
+  require(reinterpret_cast<uintptr_t>(call.workspace.data) % kWorkspaceAlignment == 0,
+          "the workspace is not aligned to ", kWorkspaceAlignment, " bytes");
   if (needed > 0 && (call.workspace.data == nullptr || call.workspace.bytes < needed)) {
     core::fail(ErrorCode::kWorkspaceTooSmall, "the workspace has ", call.workspace.bytes, " bytes; the combine needs ",
                needed);

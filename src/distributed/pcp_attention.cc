@@ -108,7 +108,7 @@ AttentionConfig gathered_config(const AttentionConfig& config) {
 }
 
 /// `config` has its dtypes resolved.
-AttentionConfig fresh_config(const AttentionConfig& config) {
+AttentionConfig unpaged_config(const AttentionConfig& config) {
   AttentionConfig fresh = config;
   fresh.out = DType::kFloat32;
   fresh.kv = config.ragged_kv;
@@ -232,7 +232,7 @@ PcpAttention::PcpAttention(const Context& context, ProcessGroup& group, const Pc
     resolved.attention.out = is_fp8(config.attention.q) ? DType::kBFloat16 : config.attention.q;
   }
   AttentionOp fresh =
-      prepare(context, fresh_config(resolved.attention), options_of(config, chunks, rank_tokens, bounds.max_q_len));
+      prepare(context, unpaged_config(resolved.attention), options_of(config, chunks, rank_tokens, bounds.max_q_len));
   PlanBuffer fresh_buffer = make_plan_buffer(fresh);
   PlanBuffer shard_buffer = make_plan_buffer(shard);
   PlanBuffer gathered_buffer = make_plan_buffer(gathered);

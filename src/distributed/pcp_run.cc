@@ -135,9 +135,9 @@ PcpLayout pcp_layout(const PcpState& state) {
 namespace {
 
 /// One call of `run`.
-class Run {
+class PcpRun {
  public:
-  Run(PcpState& state, const PcpPlan& plan, const PcpArgs& args, Workspace workspace, Stream stream)
+  PcpRun(PcpState& state, const PcpPlan& plan, const PcpArgs& args, Workspace workspace, Stream stream)
       : state_(state),
         config_(state.attention()),
         plan_(plan),
@@ -598,7 +598,7 @@ size_t PcpAttention::workspace_size() const {
 
 void PcpAttention::run(const PcpPlan& plan, const PcpArgs& args, Workspace workspace, Stream stream) {
   if (plan.max_tokens == 0) return;
-  Run layer(*state_, plan, args, workspace, stream);
+  PcpRun layer(*state_, plan, args, workspace, stream);
   layer.pack();
   layer.fresh_pass();
   layer.older_pass();

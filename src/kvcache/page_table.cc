@@ -1,7 +1,6 @@
 #include "folio/page_table.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <new>
 #include <stdexcept>
 
@@ -12,11 +11,10 @@
 namespace folio::inline v0 {
 namespace {
 
+using core::kMaxInt32;
 using core::require;
 using kvcache::check_table;
 using kvcache::row_pages;
-
-constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
 void check_page_size(int32_t page_size) {
   require(page_size >= 1, "page_size is ", page_size, "; it must be 1 or more");

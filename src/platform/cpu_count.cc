@@ -1,11 +1,15 @@
 #include "platform/cpu_count.hpp"
 
-#include <sched.h>
-
 #include <algorithm>
-#include <thread>
+
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
 
 namespace folio::inline v0::platform {
+
+#if defined(__linux__)
 namespace {
 
 /// Calls use(mask, bytes of the mask) with the calling thread's affinity mask; returns whether there was one.
@@ -43,5 +47,41 @@ std::vector<int32_t> affinity_mask() {
   cpus.resize(found);
   return cpus;
 }
+
+int32_t current_cpu() noexcept {
+  return sched_getcpu();
+}
+
+bool pin(std::thread& thread, int32_t cpu) noexcept {
+  const auto num_cpus = static_cast<size_t>(cpu) + 1;
+  cpu_set_t* set = CPU_ALLOC(num_cpus);
+  if (set == nullptr) return false;
+  const size_t bytes = CPU_ALLOC_SIZE(num_cpus);
+  CPU_ZERO_S(bytes, set);
+  CPU_SET_S(static_cast<size_t>(cpu), bytes, set);
+  const bool pinned = pthread_setaffinity_np(thread.native_handle(), bytes, set) == 0;
+  CPU_FREE(set);
+  return pinned;
+}
+
+#else
+
+int32_t available_cpus() noexcept {
+  return std::max(1, static_cast<int32_t>(std::thread::hardware_concurrency()));
+}
+
+std::vector<int32_t> affinity_mask() {
+  return {};
+}
+
+int32_t current_cpu() noexcept {
+  return -1;
+}
+
+bool pin(std::thread& /*thread*/, int32_t /*cpu*/) noexcept {
+  return false;
+}
+
+#endif
 
 }  // namespace folio::inline v0::platform

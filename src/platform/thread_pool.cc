@@ -1,7 +1,6 @@
 #include "platform/thread_pool.hpp"
 
 #include <pthread.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <bit>
@@ -55,19 +54,6 @@ bool spin_until(const Done& done) noexcept {
     }
   } while (std::chrono::steady_clock::now() - start < kSpinTime);
   return false;
-}
-
-/// Keeps the thread on one CPU; false if the OS does not.
-bool pin(std::thread& thread, int32_t cpu) noexcept {
-  const auto num_cpus = static_cast<size_t>(cpu) + 1;
-  cpu_set_t* set = CPU_ALLOC(num_cpus);
-  if (set == nullptr) return false;
-  const size_t bytes = CPU_ALLOC_SIZE(num_cpus);
-  CPU_ZERO_S(bytes, set);
-  CPU_SET_S(static_cast<size_t>(cpu), bytes, set);
-  const bool pinned = pthread_setaffinity_np(thread.native_handle(), bytes, set) == 0;
-  CPU_FREE(set);
-  return pinned;
 }
 
 }  // namespace

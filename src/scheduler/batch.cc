@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "scheduler/plan_storage.hpp"
 
@@ -9,7 +10,7 @@ namespace folio::inline v0::scheduler {
 
 namespace {
 
-constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
+using core::kMaxInt32;
 
 template <typename... Parts>
 [[noreturn]] void refuse(const Parts&... splits) {

@@ -10,7 +10,6 @@
 namespace folio::inline v0::verify {
 namespace {
 
-constexpr uint8_t kNanByte = 0xff;     // all ones are a NaN in every dtype
 constexpr uint8_t kCanaryByte = 0xfb;  // an output that stays so was not written: large and negative in every dtype
 constexpr int32_t kHugeId = std::numeric_limits<int32_t>::max();
 

@@ -13,8 +13,6 @@
 namespace folio::inline v0::verify {
 namespace {
 
-constexpr uint8_t kNanByte = 0xff;
-
 Slice padded(const Problem& problem, uint64_t seed) {
   Random random(seed ^ 0x706164u);
   Slice slice = whole_problem(problem);

@@ -11,6 +11,9 @@ namespace folio::inline v0::verify {
 /// Which end of the memory touches an inaccessible page; the other end is guarded as well, up to a page's slack away.
 enum class GuardedEnd { kBack, kFront };
 
+/// All ones are a NaN in every float dtype; int8 has scales of NaN.
+inline constexpr uint8_t kNanByte = 0xff;
+
 /// Memory between two inaccessible pages: reading or writing beyond it is a crash, not a quiet error.
 class GuardedBuffer {
  public:

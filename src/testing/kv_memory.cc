@@ -11,8 +11,6 @@
 namespace folio::inline v0::verify {
 namespace {
 
-constexpr uint8_t kNanByte = 0xff;  // all ones are a NaN in every float dtype; int8 has scales of NaN
-
 /// Elements from the first to the last that strides reach.
 int64_t extent(const KvStrides& strides, int64_t pages, int64_t tokens, int64_t heads, int64_t inner) {
   return (pages - 1) * strides.page + (tokens - 1) * strides.token + (heads - 1) * strides.head + inner;

@@ -97,6 +97,25 @@ find_package() {
   done
 }
 
+# subproject WAY: the consumer that builds Folio along configures, and finds its cache, settings and targets as they should be.
+# scripts/checks/check_consumers.sh builds it too.
+subproject() {
+  local directory="$WORK/subproject-$1"
+  rm -rf "$directory"
+  "$CMAKE" -S "$CONSUMER/subproject" -B "$directory" -G "$GENERATOR" -DCMAKE_C_COMPILER="$CC" -DCMAKE_CXX_COMPILER="$CXX" \
+    -DFOLIO_BY="$1" -DFOLIO_DIRECTORY="$CONSUMER/../.."
+}
+
+# program KIND: what is installed as the program needs nothing but the system's and Folio's own libraries, and runs.
+program() {
+  local foreign
+  "$CMAKE" --install "$BUILD" --prefix "$(prefix "$1")" --component tools >/dev/null
+  foreign=$(readelf -d "$(prefix "$1")/bin/folio" | sed -nE 's/.*NEEDED.*\[(.*)\]/\1/p' |
+    grep -vE '^lib(folio|folio_backends|folio_testing|fmt|stdc\+\+|gcc_s|c|m|emulated_cudart)\.so|^ld-linux' || true)
+  if [ -n "$foreign" ]; then echo "the program needs $foreign"; exit 1; fi
+  "$(prefix "$1")/bin/folio" info >/dev/null
+}
+
 # pkg_config KIND: the consumer builds from a plain compiler command and runs.
 pkg_config() {
   local kind=$1 root program="$WORK/pkg-config-$1" mode=()

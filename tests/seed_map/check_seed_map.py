@@ -6,9 +6,10 @@ stands in backticks must occur in the sources; "open" means that nothing stands 
 the test column, what stands in backticks is Suite.Test of a GoogleTest (or the name of a ctest); only "none" has `-`.
 
 With BUILD_DIR, its test programs are asked too: they must list every test of the map, and of each row's tests one at least
-must run on this machine's CPU, not be skipped.
+must run on this machine's CPU, not be skipped. They are run for it, or RESULTS_DIR has what they wrote when they were run
+(GTEST_OUTPUT=json:RESULTS_DIR/).
 
-usage: check_seed_map.py [BUILD_DIR]
+usage: check_seed_map.py [BUILD_DIR [RESULTS_DIR]]
 """
 
 import concurrent.futures
@@ -130,7 +131,16 @@ def tests_that_run(program, wanted):
             if test.get("result") == "COMPLETED"}
 
 
-def check_programs(rows, build, problems):
+def tests_that_ran(results):
+    """Of all programs, from the files that GTEST_OUTPUT=json:RESULTS/ made them write."""
+    run = set()
+    for path in pathlib.Path(results).glob("*.json"):
+        run |= {plain_name(suite["name"], test["name"]) for suite in json.loads(path.read_text())["testsuites"]
+                for test in suite["testsuite"] if test.get("result") == "COMPLETED"}
+    return run
+
+
+def check_programs(rows, build, results, problems):
     programs = sorted(str(path) for path in pathlib.Path(build).resolve().rglob("folio_*_test") if os.access(path, os.X_OK)
                       and path.is_file())
     if not programs:
@@ -139,7 +149,8 @@ def check_programs(rows, build, problems):
     wanted = {name for _, _, test in rows.values() for name in named_tests(test)}
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         listed = {name for names in pool.map(listed_tests, programs) for name in names}
-        run = {name for names in pool.map(lambda program: tests_that_run(program, wanted), programs) for name in names}
+        run = tests_that_ran(results) if results else {
+            name for names in pool.map(lambda program: tests_that_run(program, wanted), programs) for name in names}
     for (_, symbol), (number, _, test) in rows.items():
         names = named_tests(test)
         for name in names:
@@ -163,7 +174,7 @@ def main():
     sources.update({path: read(path) for path in project_files() if path.name == "CMakeLists.txt"})
     check_cells(rows, sources, problems)
     if len(sys.argv) > 1:
-        check_programs(rows, sys.argv[1], problems)
+        check_programs(rows, sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None, problems)
     still_open = sum(1 for _, folio, _ in rows.values() if folio.startswith("open"))
     print(f"{len(rows)} symbols, {still_open} open")
     return report("seed map", problems)

@@ -1,13 +1,11 @@
 #include "mpi_session.hpp"
 
+#include <dlfcn.h>
+
 #include <cstdlib>
 #include <string>
 
-#ifdef FOLIO_CLI_HAS_MPI
-#include <mpi.h>
-
-#include "folio/distributed/mpi_group.hpp"
-#endif
+#include "mpi_module.hpp"
 
 namespace folio::cli {
 namespace {
@@ -21,27 +19,29 @@ bool started_by_mpirun() {
   return false;
 }
 
+/// A function of the module, which lies where the program's RUNPATH looks. Its symbols are global: an MPI's own
+/// plug-ins take libmpi's from there. It stays loaded, since an MPI leaves handlers behind that run when the process
+/// exits.
+template <typename Function>
+Function* function_of_module(const char* name) {
+  void* const module = dlopen(kMpiModule, RTLD_NOW | RTLD_GLOBAL);
+  void* const function = module != nullptr ? dlsym(module, name) : nullptr;
+  if (function == nullptr) {
+    throw Error(ErrorCode::kUnavailable,
+                std::string("mpirun started several processes, but this folio has no MPI: ") + dlerror() +
+                    "; build it where CMake finds one (FOLIO_MPI), or leave mpirun out: its ranks are then threads");
+  }
+  return reinterpret_cast<Function*>(function);
+}
+
 }  // namespace
 
 MpiSession::MpiSession() {
-  if (!started_by_mpirun()) return;
-#ifdef FOLIO_CLI_HAS_MPI
-  int provided = 0;
-  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
-  initialised_ = true;
-  group_ = distributed::make_mpi_group();
-#else
-  throw Error(ErrorCode::kUnavailable,
-              "mpirun started several processes, but this build of folio has no MPI; --ranks without mpirun runs its "
-              "ranks as threads");
-#endif
+  if (started_by_mpirun()) group_ = function_of_module<OpenMpiSession>(kOpenMpiSession)();
 }
 
 MpiSession::~MpiSession() {
-  group_.reset();
-#ifdef FOLIO_CLI_HAS_MPI
-  if (initialised_) MPI_Finalize();
-#endif
+  if (group_ != nullptr) function_of_module<CloseMpiSession>(kCloseMpiSession)(group_);
 }
 
 }  // namespace folio::cli

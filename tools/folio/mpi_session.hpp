@@ -1,13 +1,11 @@
 #pragma once
 
-#include <memory>
-
 #include "folio/distributed.hpp"
 
 namespace folio::cli {
 
 /// The processes that mpirun started, where it started this one: they are one group until the session ends. Throws
-/// folio::Error(kUnavailable) where this build has no MPI. One session a process.
+/// folio::Error(kUnavailable) where this program's MPI module is missing or cannot be loaded. One session a process.
 class MpiSession {
  public:
   MpiSession();
@@ -16,13 +14,12 @@ class MpiSession {
   MpiSession& operator=(const MpiSession&) = delete;
 
   /// Null outside mpirun, and where it started one process only.
-  distributed::ProcessGroup* group() const { return group_.get(); }
+  distributed::ProcessGroup* group() const { return group_; }
   /// Whether this process is the one that prints.
   bool prints() const { return group_ == nullptr || group_->rank() == 0; }
 
  private:
-  bool initialised_ = false;
-  std::unique_ptr<distributed::ProcessGroup> group_;
+  distributed::ProcessGroup* group_ = nullptr;  ///< of the module, which destroys it
 };
 
 }  // namespace folio::cli

@@ -59,7 +59,10 @@ struct ReplayFlags {
 };
 
 void add_workload_options(CLI::App& app, ReplayFlags& flags) {
-  app.add_option("trace", flags.trace, "trace file; '-' = standard input")->required()->type_name("FILE");
+  app.add_option("trace", flags.trace, "trace file; '-' = standard input")
+      ->envname("FOLIO_TRACE")
+      ->required()
+      ->type_name("FILE");
   app.add_option_function<std::string>(
          "--format",
          [&flags](const std::string& name) {

@@ -8,10 +8,6 @@
 namespace folio::replay {
 namespace {
 
-size_t bytes_of(int64_t elements, DType dtype) {
-  return static_cast<size_t>(elements) * static_cast<size_t>(size_of(dtype));
-}
-
 BatchView view_of(const StepBatch& batch, std::span<const KvSegment> segments) {
   BatchView view;
   view.num_requests = batch.num_requests();

@@ -27,10 +27,6 @@ void for_each_token(const Context& context, int32_t num_tokens, const Fill& fill
                        &task);
 }
 
-size_t bytes_of(int64_t elements, DType dtype) {
-  return static_cast<size_t>(elements) * static_cast<size_t>(size_of(dtype));
-}
-
 }  // namespace
 
 StepInputs::StepInputs(const Context& context, const StackConfig& config)

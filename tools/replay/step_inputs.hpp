@@ -10,6 +10,10 @@
 
 namespace folio::replay {
 
+inline size_t bytes_of(int64_t elements, DType dtype) {
+  return static_cast<size_t>(elements) * static_cast<size_t>(size_of(dtype));
+}
+
 /// The tensors of one layer in one step: new keys and values and queries, made from what they must be functions of, and
 /// room for the outputs. Allocated once, for the largest step. Of each KV head's group of query heads every rank has an
 /// equal part, in order; queries and outputs lie rank by rank.

@@ -1,7 +1,5 @@
 #include "folio/backends/token_pool/draft_kv_indices.hpp"
 
-#include <limits>
-
 #include "backends/token_pool/device/draft_indices_rule.hpp"
 #include "backends/token_pool/gpu.hpp"
 #include "backends/token_pool/request_table.hpp"
@@ -13,6 +11,7 @@ namespace {
 
 using core::checked_add;
 using core::checked_mul;
+using core::kMaxInt32;
 using core::require;
 using token_pool::branch_begin;
 using token_pool::check_count;
@@ -20,7 +19,6 @@ using token_pool::DraftIndicesJob;
 using token_pool::KvRangeFault;
 using token_pool::ListReport;
 
-constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 constexpr int32_t kMostStepsOnGpu = 65535;  ///< CTAs in the second dimension of a grid
 
 void check_branches(const DraftBranches& branches) {

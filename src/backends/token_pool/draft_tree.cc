@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "backends/token_pool/device/draft_tree_rule.hpp"
 #include "backends/token_pool/draft_tree_checks.hpp"
@@ -16,10 +15,9 @@ namespace {
 
 using core::checked_add;
 using core::checked_mul;
+using core::kMaxInt32;
 using core::require;
 using token_pool::check_parents;
-
-constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
 void check_shape(const DraftTreeShape& shape) {
   require(shape.topk >= 1 && shape.spec_steps >= 1 && shape.draft_token_num >= 1, "topk is ", shape.topk,

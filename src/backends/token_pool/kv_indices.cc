@@ -1,7 +1,5 @@
 #include "folio/backends/token_pool/kv_indices.hpp"
 
-#include <limits>
-
 #include "backends/token_pool/device/kv_indices_rule.hpp"
 #include "backends/token_pool/gpu.hpp"
 #include "backends/token_pool/request_table.hpp"
@@ -12,13 +10,12 @@ namespace folio::inline v0::backends {
 namespace {
 
 using core::fail;
+using core::kMaxInt32;
 using core::require;
 using token_pool::check_count;
 using token_pool::KvIndicesJob;
 using token_pool::KvRangeFault;
 using token_pool::window_start;
-
-constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
 void check_page_size(int32_t page_size) {
   require(page_size >= 1, "page_size is ", page_size, "; it must be 1 or more");
