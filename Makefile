@@ -10,7 +10,7 @@ TRACE ?= examples/traces/mooncake_excerpt.jsonl
 export CTEST_PARALLEL_LEVEL ?= $(JOBS)
 
 .DEFAULT_GOAL := help
-.PHONY: help configure python_environment build run test bench install check tidy fuzz ci clean
+.PHONY: help configure python_environment build run test bench install check tidy docs fuzz ci clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -49,6 +49,10 @@ check: ## run the source checks of continuous integration (seconds)
 
 tidy: configure ## run clang-tidy over all sources (minutes)
 	scripts/checks/run_clang_tidy.sh --all $(BUILD)
+
+docs: ## build the site of docs/ with its API reference into build/docs
+	@scripts/install_deps.sh docs
+	build/site/bin/mkdocs build --strict
 
 fuzz: ## fuzz every target for MINUTES (5) minutes
 	scripts/fuzz.sh $(or $(MINUTES),5)

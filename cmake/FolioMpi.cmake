@@ -19,6 +19,19 @@ if(NOT FOLIO_MPI STREQUAL "OFF")
   endif()
 endif()
 
+if(FOLIO_HAS_MPI)
+  # What starts a test as two processes, and in which environment. Containers often forbid what Open MPI's shared memory
+  # would like best; it says so at length otherwise. Open MPI frees little of its own when it ends, which
+  # AddressSanitizer would report as leaks.
+  set(FOLIO_TWO_PROCESSES ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} 2)
+  execute_process(COMMAND ${MPIEXEC_EXECUTABLE} --version OUTPUT_VARIABLE version ERROR_VARIABLE version)
+  if(version MATCHES "Open MPI|OpenRTE")
+    list(APPEND FOLIO_TWO_PROCESSES --allow-run-as-root --oversubscribe)
+  endif()
+  list(APPEND FOLIO_TWO_PROCESSES ${MPIEXEC_PREFLAGS})
+  set(FOLIO_MPI_ENVIRONMENT OMPI_MCA_btl_vader_single_copy_mechanism=none PMIX_MCA_gds=hash ASAN_OPTIONS=detect_leaks=0)
+endif()
+
 # folio_mpi_test(NAME t SOURCES ...): a GoogleTest program with a main of its own, over the objects of every module that
 # is there by now; run as one test of two processes, since mpirun cannot run its cases one by one.
 function(folio_mpi_test)
@@ -32,14 +45,7 @@ function(folio_mpi_test)
                         nlohmann_json::nlohmann_json)
   target_compile_definitions(${T_NAME} PRIVATE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX FOLIO_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   folio_use_test_options(${T_NAME})
-  set(command ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} 2)
-  execute_process(COMMAND ${MPIEXEC_EXECUTABLE} --version OUTPUT_VARIABLE version ERROR_VARIABLE version)
-  if(version MATCHES "Open MPI|OpenRTE")
-    list(APPEND command --allow-run-as-root --oversubscribe)
-  endif()
-  add_test(NAME ${T_NAME} COMMAND ${command} ${MPIEXEC_PREFLAGS} $<TARGET_FILE:${T_NAME}> ${MPIEXEC_POSTFLAGS})
-  # Containers often forbid what Open MPI's shared memory would like best; it says so at length otherwise. Open MPI frees
-  # little of its own when it ends, which AddressSanitizer would report as leaks.
+  add_test(NAME ${T_NAME} COMMAND ${FOLIO_TWO_PROCESSES} $<TARGET_FILE:${T_NAME}> ${MPIEXEC_POSTFLAGS})
   set_tests_properties(${T_NAME} PROPERTIES LABELS quick TIMEOUT 300 PROCESSORS 2
-    ENVIRONMENT "OMPI_MCA_btl_vader_single_copy_mechanism=none;PMIX_MCA_gds=hash;ASAN_OPTIONS=detect_leaks=0")
+    ENVIRONMENT "${FOLIO_MPI_ENVIRONMENT}")
 endfunction()

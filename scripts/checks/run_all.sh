@@ -15,7 +15,12 @@ check() {
 check scripts/checks/check_includes.py
 check scripts/checks/check_file_length.py
 check scripts/checks/check_wording.py
-check scripts/checks/check_doc_paths.py
+check scripts/checks/check_links.py
+check scripts/checks/check_spelling.py
+check scripts/checks/check_sentences.py
+check scripts/checks/check_decisions.py
+check scripts/checks/check_changelog.py
+check bench/results/page.py
 check scripts/checks/check_format.sh
 check scripts/checks/check_stable_abi.py
 check tests/mutations/mutate.py --applies
@@ -24,9 +29,9 @@ if [ -n "$build" ] && [ -f "$build/compile_commands.json" ]; then
   check scripts/checks/check_weak_symbols.py "$build"
   check scripts/checks/check_abi.py "$build"
   check scripts/checks/check_hardening.py "$build"
-  check scripts/checks/check_seed_map.py "$build"
+  check tests/seed_map/check_seed_map.py "$build"
 else
-  check scripts/checks/check_seed_map.py
+  check tests/seed_map/check_seed_map.py
 fi
 echo "checks: $passed passed, $failed failed"
 [ "$failed" -eq 0 ]

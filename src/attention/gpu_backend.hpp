@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "folio/types/attention.hpp"
@@ -13,6 +14,7 @@
 #include "kernels/cuda/common/merge_states/merge_states.hpp"
 #include "kernels/cuda/common/merge_states/ranks.hpp"
 #include "kernels/cuda/common/merge_states/shard_batch.hpp"
+#include "kernels/cuda/common/peer_memory/peer_memory.hpp"
 #include "kernels/cuda/common/quantize/quantize.hpp"
 #include "kernels/cuda/common/tables/table_check.hpp"
 #include "kernels/cuda/common/tables/tables.hpp"
@@ -43,6 +45,8 @@ class GpuKernels {
   virtual void enqueue(const kernels::cuda::ArrangeParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::ShardBatchParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::CompareHeadersParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::PeerQueriesParams& params, Stream stream) const = 0;
+  virtual void enqueue(const kernels::cuda::PeerCombineParams& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::QuantizeFp8Params& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::Nvfp4Params& params, Stream stream) const = 0;
   virtual void enqueue(const kernels::cuda::MaxScaleParams& params, Stream stream) const = 0;
@@ -158,6 +162,11 @@ scheduler::ChecksumRecord make_record(size_t num_plans, const ScheduleLayout& la
 
 [[noreturn]] void fail_changed();
 
+/// Which GPU it is, the same in every process.
+using GpuIdentity = std::array<std::byte, 16>;
+/// Names memory of a GPU in other processes of the host.
+using GpuMemoryName = std::array<std::byte, 64>;
+
 /// One GPU.
 class GpuBackend : public GpuKernels {
  public:
@@ -180,6 +189,13 @@ class GpuBackend : public GpuKernels {
   virtual std::shared_ptr<void> allocate(size_t bytes) const = 0;
   /// Page-locked host memory, which the GPU writes at the host's address. Throws kOutOfMemory.
   virtual std::shared_ptr<void> allocate_page_locked(size_t bytes) const = 0;
+  virtual GpuIdentity identity() const = 0;
+  /// Lets this GPU's kernels use the memory of another one of this process. False: it cannot.
+  virtual bool reach(const GpuIdentity& other) const = 0;
+  /// The name of memory that `allocate` gave; none where other processes cannot have it.
+  virtual std::optional<GpuMemoryName> name_memory(void* data) const = 0;
+  /// Memory of another process, at an address of this one's. Null: it cannot be had.
+  virtual std::shared_ptr<void> open_memory(const GpuMemoryName& name) const = 0;
   /// Enqueues a copy within this GPU's memory.
   virtual void copy(void* to, const void* from, size_t bytes, Stream stream) const = 0;
   /// Enqueues a copy from the host. On return `from` may be changed, if it is ordinary memory and not page-locked.

@@ -226,7 +226,7 @@ AttentionConfig at_level(AttentionConfig config, Determinism determinism) {
 }
 
 /// Two kernels that were measured beside each other: docs/decisions 0071 to 0073, 0079, 0081, docs/kernels and the
-/// pages of docs/measurements that they name.
+/// pages of docs/archive that they name.
 struct Measured {
   const char* faster;
   const char* slower;
@@ -271,6 +271,13 @@ TEST(KernelChoice, Costs_AgreeWithEveryRecordedMeasurement) {
       {"avx512", "generic-v3", xeon, config_of(4, kBf16, kPacked), kPrefill},
       {"generic-v3", "generic", xeon, config_of(4), kDecode},
       {"generic-v3", "generic", xeon, config_of(4), kPrefill},
+      // The page of the costs.
+      {"amx", "avx512", xeon, batch_invariant(config_of(16, kE4M3)), kDecode},
+      {"avx512", "amx", xeon, batch_invariant(config_of(8, kE4M3)), kDecode},
+      {"amx", "avx512", xeon, config_of(4, kE4M3), kPrefill},
+      {"amx", "avx512", xeon, config_of(4, DType::kFloat8E5M2), kPrefill},
+      {"amx", "avx512", xeon, config_of(4, DType::kInt8), kPrefill},
+      {"generic-v4", "avx512", xeon, config_of(16), kDecode},
       // docs/kernels/avx2.md, where both differ by more than a hundredth of the read.
       {"avx2", "generic-v3", epyc3, config_of(1), kDecode},
       {"avx2", "generic-v3", epyc3, config_of(4), kDecode},
@@ -323,16 +330,17 @@ TEST(KernelChoice, FirstKernel_IsTheFastestOfTheCpu) {
     EXPECT_EQ(first_kernel(xeon, config_of(4, kE4M3, kPacked, 32), mix), "amx");
     EXPECT_EQ(first_kernel(xeon, config_of(4, kFp16), mix), "amx");
     EXPECT_EQ(first_kernel(xeon, mla(16), mix), "amx");
-    EXPECT_EQ(first_kernel(xeon, config_of(4, kE4M3), mix), "avx512") << "never measured in AMX";
+    EXPECT_EQ(first_kernel(xeon, config_of(4, kE4M3), mix), "amx");
     EXPECT_EQ(first_kernel(zen4(), strided, mix), "avx512-bf16");
     EXPECT_EQ(first_kernel(zen4(), packed, mix), "avx512-bf16");
     EXPECT_EQ(first_kernel(zen4(), config_of(4, kE4M3), mix), "avx512-bf16");
     EXPECT_EQ(first_kernel(avx512_cpu(), strided, mix), "avx512");
-    EXPECT_EQ(first_kernel(avx512_cpu(), mla(16), mix), "avx512");
     EXPECT_EQ(first_kernel(avx2_cpu(), strided, mix), "avx2");
     EXPECT_EQ(first_kernel(avx2_cpu(), packed, mix), "avx2");
     EXPECT_EQ(first_kernel({}, strided, mix), "generic");
   }
+  EXPECT_EQ(first_kernel(avx512_cpu(), mla(16), kPrefill), "avx512");
+  EXPECT_EQ(first_kernel(avx512_cpu(), config_of(16), kDecode), "generic-v4");
   AttentionConfig rope = strided;
   rope.features = Feature::kRopeLlama;
   EXPECT_EQ(first_kernel(avx2_cpu(), rope, {}), "generic-v3");

@@ -6,6 +6,7 @@
 #include <numbers>
 #include <string>
 
+#include "attention/merge_output.hpp"
 #include "attention/op_state.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
@@ -284,6 +285,14 @@ void execute(const Context& context, const CombineParams& params, const Sizes& s
 }
 
 }  // namespace
+
+void attention::check_merge_output(const char* function, const Context& context, const TensorView& out,
+                                   const LseView& lse, const Scale& out_scale) {
+  const Sizes sizes = sizes_of({function, "out"}, out);
+  check_output({function, "out"}, out, sizes);
+  check_lse_output({function, "lse"}, lse, sizes);
+  output_scale(context, {function, "out_scale"}, out_scale, out.dtype);
+}
 
 void merge_state(const Context& context, const AttentionStateView& a, const AttentionStateView& b, TensorView out,
                  LseView lse, const Scale& out_scale, Stream stream) {

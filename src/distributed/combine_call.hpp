@@ -39,8 +39,7 @@ struct CombineCall {
 
   /// Where rank r's head h stands among all heads.
   int32_t head_of(int32_t r, int32_t h) const {
-    const int32_t per_group = local_heads() / head_groups;
-    return h / per_group * per_group * group.size() + r * per_group + h % per_group;
+    return kernels::cuda::head_place({r, h}, group.size(), local_heads(), head_groups);
   }
 };
 

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cmath>
 
+#include "attention/cache_args.hpp"
 #include "core/error.hpp"
 #include "distributed/dcp_state.hpp"
 
@@ -29,6 +30,7 @@ uint64_t digest_of(const DcpConfig& config) {
       .add(config.combine)
       .add(config.replicated_queries)
       .add(config.all_heads_out)
+      .add(config.transport)
       .add(config.bounds.has_value());
   if (!config.bounds) return digest.value();
   const GraphBounds& bounds = *config.bounds;
@@ -102,6 +104,7 @@ void report(HeaderFault& fault, int32_t own, const char* when) {
 
 void report(DcpState& state) {
   if (state.status == nullptr) return;
+  if (state.peers.memory != nullptr) state.peers.memory->report(*state.group);
   report(state.status->plan, state.group->rank(), "an earlier plan from device lengths: ");
   report(state.status->run, state.group->rank(), "an earlier run: ");
   check_plans(state.cached_buffer);
@@ -112,6 +115,14 @@ void check_capture(const DcpState& state, bool capturing) {
   core::require(!capturing || state.group->size() == 1 || state.group->enqueues(),
                 "the stream is captured, and the group's operations wait on the host: graphs need a group whose "
                 "ProcessGroup::enqueues is true");
+}
+
+void check_rows(const char* name, const ConstTensorView& tensor, DType dtype, int64_t rows, int64_t heads,
+                int64_t dim) {
+  attention::check_tensor(name, tensor, heads, dim);
+  core::require(tensor.dtype == dtype, name, " is ", tensor.dtype, "; it must be ", dtype);
+  core::require(tensor.shape[0] >= rows, name, " has ", tensor.shape[0], " tokens; the plan has ", rows);
+  core::require(tensor.data != nullptr || rows == 0, name, " has no memory");
 }
 
 void agree(ProcessGroup& group, std::vector<RankRecord>& records, uint64_t digest, const std::exception_ptr& failure,

@@ -35,6 +35,12 @@ void check_config(const Context& context, const ProcessGroup& group, const DcpCo
                 ", which does not divide the page size (", attention.page_size, ")");
   core::require(config.combine == DcpCombine::kAllGatherReduceScatter || config.combine == DcpCombine::kAllToAll,
                 "combine is ", static_cast<int32_t>(config.combine));
+  core::require(config.transport == DcpTransport::kAuto || config.transport == DcpTransport::kGroup ||
+                    config.transport == DcpTransport::kPeer,
+                "transport is ", static_cast<int32_t>(config.transport));
+  if (config.transport == DcpTransport::kPeer && context.device().type == DeviceType::kCpu) {
+    core::fail(ErrorCode::kUnsupported, "transport is peer, which is for GPUs; the context is a CPU's");
+  }
   core::require(!config.bounds || config.bounds->max_shared_levels == 0, "bounds.max_shared_levels is ",
                 config.bounds ? config.bounds->max_shared_levels : 0,
                 "; DcpAttention has no shared segments, so that it must be 0");
@@ -118,6 +124,7 @@ DcpAttention::DcpAttention(const Context& context, ProcessGroup& group, const Dc
   }
   agree(group, records, state_ ? state_->config_digest : 0, failure,
         {"could not prepare attention over a divided cache", "has another configuration"});
+  if (state_->gpu() != nullptr) connect_peers(*state_);
 }
 
 DcpAttention::DcpAttention(DcpAttention&&) noexcept = default;
@@ -333,6 +340,9 @@ DcpPlan DcpAttention::plan(const DcpBatch& batch, Stream stream) {
           {"could not plan this step", "runs another batch or configuration"});
   } else {
     on_this_rank();
+  }
+  if (several_gpus && passes.cached) {
+    planned.over_peer_memory = plan_over_peers(state, planned.num_tokens, capturing, stream);
   }
   planned.digest = digest.value();
   if (!on_device(batch) || batch.num_requests == 0) return planned;

@@ -54,6 +54,7 @@ namespace {
 struct PassBytes {
   std::optional<size_t> cached;
   std::optional<size_t> fresh;
+  bool over_peers = false;
 };
 
 RunLayout layout_of(const DcpState& state, int64_t tokens, const PassBytes& passes) {
@@ -68,17 +69,17 @@ RunLayout layout_of(const DcpState& state, int64_t tokens, const PassBytes& pass
     layout.slopes_in_piece = piece.take(heads, 1, 1, config.features.has(Feature::kAlibi) ? float_bytes : 0);
     layout.queries_in_piece = piece.take(tokens, heads, config.head_dim_qk, q_bytes);
     layout.piece = piece.total();
-    if (state.gathers()) {
+    if (state.gathers() && !passes.over_peers) {
       layout.send = pieces.take(layout.piece);
       layout.gathered = pieces.take(core::checked_mul(layout.piece, static_cast<size_t>(state.group->size())));
     }
-    if (!state.queries_are_in_order()) {
+    if (!state.queries_are_in_order() && !(state.gathers() && passes.over_peers)) {
       layout.queries = pieces.take(tokens, all_heads, config.head_dim_qk, q_bytes);
       layout.slopes = pieces.take(all_heads, 1, 1, float_bytes);
     }
     layout.partial = pieces.take(tokens, all_heads, config.head_dim_v, float_bytes);
     layout.partial_lse = pieces.take(tokens, all_heads, 1, float_bytes);
-    if (state.group->size() > 1) {
+    if (state.group->size() > 1 && !passes.over_peers) {
       layout.combined = pieces.take(tokens, out_heads, config.head_dim_v, float_bytes);
       layout.combined_lse = pieces.take(tokens, out_heads, 1, float_bytes);
       layout.combine_bytes = combine_workspace_size(state.group->size(), tokens, state.all_heads(), config.head_dim_v);
@@ -105,13 +106,16 @@ RunLayout run_layout(const DcpState& state, const DcpPlan& plan) {
   PassBytes passes;
   if (plan.cached) passes.cached = folio::workspace_size(*plan.cached);
   if (plan.fresh) passes.fresh = folio::workspace_size(*plan.fresh);
+  passes.over_peers = plan.over_peer_memory;
   return layout_of(state, plan.num_tokens, passes);
 }
 
 RunLayout largest_run_layout(const DcpState& state) {
   core::require(state.config.bounds.has_value(), "without DcpConfig::bounds a workspace is a plan's");
-  return layout_of(state, state.config.bounds->max_tokens,
-                   {folio::workspace_size(state.cached_op), folio::workspace_size(state.fresh_op)});
+  const int32_t tokens = state.config.bounds->max_tokens;
+  const bool over_peers = state.peers.memory != nullptr && state.peers.tokens >= tokens;  // needs less than without
+  return layout_of(state, tokens,
+                   {folio::workspace_size(state.cached_op), folio::workspace_size(state.fresh_op), over_peers});
 }
 
 }  // namespace folio::inline v0::distributed

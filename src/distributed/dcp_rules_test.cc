@@ -10,7 +10,9 @@
 
 #include "core/aligned_buffer.hpp"
 #include "distributed/dcp_case_test_util.hpp"
+#include "distributed/expectations_test_util.hpp"
 #include "folio/types/float_convert.hpp"
+#include "kernels/cuda/common/peer_memory/peer_memory.hpp"
 
 namespace folio::distributed::testing {
 namespace {
@@ -26,17 +28,6 @@ DcpSetup small_setup() {
   DcpSetup setup;
   setup.requests = {{5, 1}, {70, 4}, {64, 17}};
   return setup;
-}
-
-template <typename Call>
-void expect_error(ErrorCode code, const char* text, Call call) {
-  try {
-    call();
-    ADD_FAILURE() << "did not throw: " << text;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    EXPECT_THAT(error.what(), HasSubstr(text));
-  }
 }
 
 // The originals multiplied the heads by the ranks twice, and once where queries are local.
@@ -99,6 +90,10 @@ TEST(DcpAttention, RefusesConfigurations) {
   refused(ErrorCode::kUnsupported, "kRopeLlama",
           [](DcpConfig& c) { c.attention.features = Features(Feature::kRopeLlama); });
   refused(ErrorCode::kInvalidArgument, "combine is 7", [](DcpConfig& c) { c.combine = static_cast<DcpCombine>(7); });
+  refused(ErrorCode::kInvalidArgument, "transport is 3",
+          [](DcpConfig& c) { c.transport = static_cast<DcpTransport>(3); });
+  refused(ErrorCode::kUnsupported, "transport is peer, which is for GPUs",
+          [](DcpConfig& c) { c.transport = DcpTransport::kPeer; });
   refused(ErrorCode::kInvalidArgument, "force_kernel is", [](DcpConfig& c) { c.force_kernel = "none such"; });
   refused(ErrorCode::kInvalidArgument, "all_heads_out is set with replicated_queries false",
           [](DcpConfig& c) { c.all_heads_out = true; });
@@ -182,7 +177,7 @@ TEST(DcpAttention, RefusesArgumentsBeforeAnythingIsSentOrWritten) {
     expect_error(ErrorCode::kInvalidArgument, text, [&] { attention.run(plan, args, memory); });
     EXPECT_EQ(whole.ranks[0].out, before);
   };
-  refused("q is [", [](DcpArgs& a) { a.q.shape[0] = 3; });
+  refused("q has 3 tokens; the plan has 22", [](DcpArgs& a) { a.q.shape[0] = 3; });
   refused("q is [", [](DcpArgs& a) { a.q.shape[1] = 8; });
   refused("out is bfloat16", [](DcpArgs& a) { a.out.dtype = DType::kBFloat16; });
   refused("ragged.k", [](DcpArgs& a) { a.k.shape[1] = 1; });
@@ -203,6 +198,32 @@ TEST(DcpAttention, RefusesArgumentsBeforeAnythingIsSentOrWritten) {
   expect_error(ErrorCode::kStalePlan, "", [&] { attention.run(plan, args, memory); });
 }
 
+TEST(DcpTransport, HasNames) {
+  for (const DcpTransport transport : {DcpTransport::kAuto, DcpTransport::kGroup, DcpTransport::kPeer}) {
+    EXPECT_EQ(dcp_transport_from_name(to_string(transport)), transport);
+  }
+  EXPECT_EQ(to_string(DcpTransport::kAuto), "auto");
+  expect_error(ErrorCode::kInvalidArgument, "transport is 'nvls'; 'auto', 'group' and 'peer' are offered",
+               [] { dcp_transport_from_name("nvls"); });
+}
+
+TEST(PeerMemory, PlacesOfHeadsAndNamesOfMissingRanks) {
+  using namespace kernels::cuda;
+  constexpr int32_t kRanks = 3, kHeads = 8, kGroups = 2;
+  for (int32_t place = 0; place < kRanks * kHeads; ++place) {
+    const HeadOwner owner = head_owner(place, kRanks, kHeads, kGroups);
+    EXPECT_EQ(head_place(owner, kRanks, kHeads, kGroups), place);
+  }
+  for (const int32_t missing : {0, kMostPeers - 1}) {
+    for (const int32_t reporter : {0, kMostPeers - 1}) {
+      const PeerFault fault = PeerFault::of(missing, reporter);
+      EXPECT_NE(fault.word, 0u) << "0 is no fault";
+      EXPECT_EQ(fault.missing(), missing);
+      EXPECT_EQ(fault.reporter(), reporter);
+    }
+  }
+}
+
 TEST(DcpAttention, RanksOfDifferentBatchesAllThrow) {
   DcpSetup other = small_setup();
   other.requests[1].seq_len = 71;
@@ -215,6 +236,12 @@ TEST(DcpAttention, RanksOfDifferentBatchesAllThrow) {
     DcpCase windowed(window);
     expect_error(ErrorCode::kInvalidArgument, "runs another batch or configuration",
                  [&] { windowed.run(group, context()); });
+    DcpConfig otherwise = windowed.config();
+    otherwise.attention.window_left = -1;
+    if (group.rank() == 0) otherwise.transport = DcpTransport::kGroup;
+    DcpAttention transported(context(), group, otherwise);
+    expect_error(ErrorCode::kInvalidArgument, "runs another batch or configuration",
+                 [&] { windowed.run(transported); });
     DcpSetup encoder = small_setup();
     encoder.mask = MaskKind::kNone;
     encoder.num_cached = 3;

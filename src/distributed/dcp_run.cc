@@ -1,6 +1,8 @@
-// One layer: gather the queries, attend to this rank's shard, combine, attend to the new tokens, merge.
+// One layer: gather the queries, attend to this rank's shard, combine, attend to the new tokens, merge. Over peer
+// memory the combine is part of the merge.
 #include <cstring>
 
+#include "attention/merge_output.hpp"
 #include "attention/run_args.hpp"
 #include "core/error.hpp"
 #include "distributed/combine_call.hpp"
@@ -10,19 +12,6 @@
 
 namespace folio::inline v0::distributed {
 namespace {
-
-void check_tensor(const char* name, const ConstTensorView& tensor, DType dtype, int64_t tokens, int64_t heads,
-                  int64_t dim) {
-  core::require(tensor.rank == 3, name, " has rank ", tensor.rank, "; it must be [tokens, heads, head_dim]");
-  core::require(tensor.dtype == dtype, name, " is ", tensor.dtype, "; it must be ", dtype);
-  core::require(tensor.shape[0] >= tokens && tensor.shape[1] == heads && tensor.shape[2] == dim, name, " is [",
-                tensor.shape[0], ", ", tensor.shape[1], ", ", tensor.shape[2], "]; it must be [", tokens, " or more, ",
-                heads, ", ", dim, "]");
-  core::require((tensor.strides[2] == 1 || dim == 1) && tensor.strides[0] >= 0 && tensor.strides[1] >= 0, name,
-                " has strides ", tensor.strides[0], ", ", tensor.strides[1], " and ", tensor.strides[2],
-                "; the last must be 1, none negative");
-  core::require(tensor.data != nullptr || tokens == 0, name, " has no memory");
-}
 
 /// One call of `run`.
 class Run {
@@ -44,7 +33,7 @@ class Run {
     const SegmentArgs segment = cached_segment();
     const Workspace scratch{memory_ + layout_.attention, layout_.attention_bytes};
     folio::run(*plan_.cached, cached_args(segment), scratch, stream_);
-    if (state_.group->size() == 1) return;
+    if (state_.group->size() == 1 || plan_.over_peer_memory) return;
     CombineCall call{state_.context, *state_.group,
                      state_view(layout_.partial, layout_.partial_lse, state_.all_heads())};
     call.head_groups = config_.num_kv_heads;
@@ -69,7 +58,9 @@ class Run {
     }
   }
 
+  /// Combines, over peer memory, and merges what the passes have left.
   void merge() {
+    if (plan_.over_peer_memory) return combine_over_peers();
     const TensorView out = first_tokens(args_.out, tokens());
     const AttentionStateView older = state_view(layout_.combined, layout_.combined_lse, out_heads());
     const AttentionStateView newer = state_view(layout_.fresh, layout_.fresh_lse, out_heads());
@@ -94,6 +85,18 @@ class Run {
   int32_t fresh_parts() const { return state_.config.all_heads_out ? state_.group->size() : 1; }
   float* floats(size_t offset) const { return reinterpret_cast<float*>(memory_ + offset); }
 
+  bool gathers_over_peers() const { return plan_.over_peer_memory && state_.gathers(); }
+  /// Where the queries and slopes of all ranks lie, the heads of each KV head together.
+  const std::byte* all_queries() const {
+    if (!gathers_over_peers()) return memory_ + layout_.queries;
+    return state_.peers.memory->own() + state_.peers.memory->ranks().layout.queries;
+  }
+  const float* all_slopes() const {
+    if (!gathers_over_peers()) return floats(layout_.slopes);
+    const PeerMemory& peers = *state_.peers.memory;
+    return reinterpret_cast<const float*>(peers.own() + peers.ranks().layout.slopes);
+  }
+
   /// A partial result in the workspace.
   AttentionStateView state_view(size_t out, size_t lse, int64_t num_heads) const {
     return {ConstTensorView(floats(out), DType::kFloat32, {tokens(), num_heads, config_.head_dim_v}), floats(lse),
@@ -103,15 +106,22 @@ class Run {
   /// Everything that only this rank knows to be wrong must be found before the others wait for it.
   void check(Workspace workspace) const {
     core::require(gpu_ != nullptr || stream_.handle == nullptr, "a CPU context takes the default stream only");
-    if (gpu_ != nullptr && !state_.group->enqueues()) check_capture(state_, gpu_->is_capturing(stream_));
+    if (gpu_ != nullptr && !plan_.over_peer_memory && !state_.group->enqueues()) {
+      check_capture(state_, gpu_->is_capturing(stream_));
+    }
+    if (plan_.over_peer_memory) {
+      state_.peers.memory->report(*state_.group);
+      attention::check_merge_output("DcpAttention::run", state_.context, first_tokens(args_.out, tokens()), args_.lse,
+                                    args_.out_scale);
+    }
     if (layout_.total > 0 && (workspace.data == nullptr || workspace.bytes < layout_.total)) {
       core::fail(ErrorCode::kWorkspaceTooSmall, "the workspace has ", workspace.bytes, " bytes; the plan needs ",
                  layout_.total);
     }
     core::require(reinterpret_cast<uintptr_t>(workspace.data) % 256 == 0, "the workspace is not aligned to 256 bytes");
     const bool replicated = state_.config.replicated_queries;
-    check_tensor("q", args_.q, config_.q, tokens(), replicated ? state_.all_heads() : heads(), config_.head_dim_qk);
-    check_tensor("out", args_.out, config_.out, tokens(), out_heads(), config_.head_dim_v);
+    check_rows("q", args_.q, config_.q, tokens(), replicated ? state_.all_heads() : heads(), config_.head_dim_qk);
+    check_rows("out", args_.out, config_.out, tokens(), out_heads(), config_.head_dim_v);
     core::require(args_.out_scale.granularity == ScaleGranularity::kPerTensor, "out_scale is not per tensor");
     if (plan_.cached) {
       const SegmentArgs segment = cached_segment();
@@ -160,10 +170,9 @@ class Run {
     AttentionArgs args = common_args();
     const bool in_order = state_.queries_are_in_order();
     args.q = in_order ? first_tokens(args_.q, tokens())
-                      : ConstTensorView(memory_ + layout_.queries, config_.q,
-                                        {tokens(), state_.all_heads(), config_.head_dim_qk});
+                      : ConstTensorView(all_queries(), config_.q, {tokens(), state_.all_heads(), config_.head_dim_qk});
     args.alibi_slopes = args_.alibi_slopes;
-    if (config_.features.has(Feature::kAlibi) && !in_order) args.alibi_slopes = floats(layout_.slopes);
+    if (config_.features.has(Feature::kAlibi) && !in_order) args.alibi_slopes = all_slopes();
     args.out = TensorView(floats(layout_.partial), DType::kFloat32, {tokens(), state_.all_heads(), config_.head_dim_v});
     args.lse = {floats(layout_.partial_lse), state_.all_heads(), 1, LseBase::kE};
     args.segments = {&segment, 1};
@@ -192,9 +201,10 @@ class Run {
     return args;
   }
 
-  /// Brings every rank's queries and slopes to `queries` and `slopes`.
+  /// Brings every rank's queries and slopes to all_queries() and all_slopes().
   void gather() {
     if (state_.queries_are_in_order()) return;
+    if (gathers_over_peers()) return gather_over_peers();
     const int64_t row = config_.head_dim_qk * int64_t{size_of(config_.q)};
     kernels::cuda::ArrangeParams own;
     own.from = static_cast<const std::byte*>(args_.q.data);
@@ -229,6 +239,69 @@ class Run {
       all.slopes = alibi ? gathered + layout_.slopes_in_piece : nullptr;
     }
     arrange(all);
+  }
+
+  void gather_over_peers() const {
+    kernels::cuda::PeerQueriesParams params;
+    params.ranks = state_.peers.memory->ranks();
+    params.from = static_cast<const std::byte*>(args_.q.data);
+    params.token_stride = args_.q.strides[0] * size_of(config_.q);
+    params.head_stride = args_.q.strides[1] * size_of(config_.q);
+    params.num_tokens = tokens();
+    params.heads = static_cast<int32_t>(heads());
+    params.groups = config_.num_kv_heads;
+    params.row_bytes = config_.head_dim_qk * int64_t{size_of(config_.q)};
+    params.sends_slopes = config_.features.has(Feature::kAlibi);
+    params.slopes = args_.alibi_slopes;
+    params.sent.header = header_of(state_, plan_, args_);
+    params.sent.q_scales = q_scales_of(state_, plan_, args_);
+    params.header_fault = &state_.status->run;
+    gpu_->enqueue(params, stream_);
+  }
+
+  void combine_over_peers() const {
+    const kernels::cuda::PeerRanks& ranks = state_.peers.memory->ranks();
+    const int32_t world = state_.group->size();
+    const int64_t rows = tokens() * out_heads();
+    kernels::cuda::CombineParams merge;
+    kernels::cuda::CombineSource& older = merge.sources[0];
+    older.dtype = DType::kFloat32;
+    older.num_states = world;
+    older.head_stride = config_.head_dim_v;
+    older.token_stride = out_heads() * older.head_stride;
+    older.state_stride = rows * older.head_stride;
+    older.lse_head_stride = 1;
+    older.lse_token_stride = out_heads();
+    older.lse_state_stride = rows;
+    if (plan_.fresh) {
+      kernels::cuda::CombineSource& newer = merge.sources[1];
+      newer = older;
+      newer.num_states = 1;
+      newer.out = floats(layout_.fresh);
+      newer.lse = floats(layout_.fresh_lse);
+    }
+    merge.num_tokens = tokens();
+    merge.num_heads = static_cast<int32_t>(out_heads());
+    merge.head_dim = config_.head_dim_v;
+    merge.out = args_.out.data;
+    merge.out_dtype = args_.out.dtype;
+    merge.out_scale = args_.out_scale;
+    merge.out_token_stride = args_.out.strides[0];
+    merge.out_head_stride = args_.out.strides[1];
+    merge.lse = args_.lse;
+    kernels::cuda::PeerCombineParams params;
+    params.ranks = ranks;
+    params.heads = {world, static_cast<int32_t>(heads()), config_.num_kv_heads};
+    params.all_heads = state_.config.all_heads_out;
+    params.partial = floats(layout_.partial);
+    params.lse = floats(layout_.partial_lse);
+    for (size_t i = 0; i < 2; ++i) {
+      const std::byte* const half = state_.peers.memory->own() + ranks.layout.halves[i];
+      older.out = half;
+      older.lse = reinterpret_cast<const float*>(half + kernels::cuda::peer_lses_at(world, rows, config_.head_dim_v));
+      params.merges[i] = merge;
+    }
+    gpu_->enqueue(params, stream_);
   }
 
   /// What this rank runs, at the head of its piece: on a GPU by the kernel that arranges its queries.

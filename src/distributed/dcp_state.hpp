@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention/op_state.hpp"
+#include "distributed/peer_memory.hpp"
 #include "folio/distributed/dcp_attention.hpp"
 #include "kernels/cuda/common/merge_states/gather_header.hpp"
 
@@ -38,6 +39,14 @@ struct DcpStatus {
   kernels::cuda::HeaderFault run;
 };
 
+/// A DcpAttention's peer memory, and what is known of it.
+struct DcpPeers {
+  bool known = false;  ///< `access` is what the ranks have found
+  PeerAccess access;   ///< why_not is not empty once memory could not be had
+  int32_t tokens = 0;  ///< that `memory` has room for
+  std::unique_ptr<PeerMemory> memory;
+};
+
 /// What a DcpAttention owns.
 struct DcpState {
   Context context;
@@ -57,6 +66,7 @@ struct DcpState {
   std::vector<RankRecord> records{};    ///< [world]
   DcpDeviceMemory device{};             ///< on a GPU
   std::shared_ptr<DcpStatus> status{};  ///< on a GPU
+  DcpPeers peers{};                     ///< likewise
 
   int32_t heads() const { return config.attention.num_q_heads; }
   int32_t all_heads() const { return heads() * group->size(); }
@@ -113,6 +123,14 @@ void report(DcpState& state);
 /// Throws kInvalidArgument where the group cannot be captured: its own calls would break the capture.
 void check_capture(const DcpState& state, bool capturing);
 
+/// Makes peer memory for every plan within the bounds, if configuration and machine allow it. Collective. Throws
+/// kUnsupported on every rank where peer memory is forced and cannot be had.
+void connect_peers(DcpState& state);
+
+/// Whether a step of so many tokens goes over peer memory; the same on all ranks. Collective unless capturing, where it
+/// takes what there is: peer memory is made, and grows. `stream` has what was enqueued before. Throws as connect_peers.
+bool plan_over_peers(DcpState& state, int32_t num_tokens, bool capturing, Stream stream);
+
 /// What is said of a rank that throws, and of one that differs: "rank 1 of the group <undone>".
 struct Agreement {
   const char* undone;
@@ -147,7 +165,10 @@ struct RunLayout {
   size_t queries_in_piece = 0;
 };
 RunLayout run_layout(const DcpState& state, const DcpPlan& plan);
-/// Of the largest plan within the bounds.
+/// Of any plan within the bounds.
 RunLayout largest_run_layout(const DcpState& state);
+
+/// Throws kInvalidArgument unless the tensor is [rows or more, heads, dim] of the dtype, with memory.
+void check_rows(const char* name, const ConstTensorView& tensor, DType dtype, int64_t rows, int64_t heads, int64_t dim);
 
 }  // namespace folio::inline v0::distributed

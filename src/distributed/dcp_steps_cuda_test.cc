@@ -1,213 +1,24 @@
 // Attention over a divided cache on a GPU whose group's operations are enqueued: steps in which the host waits for
 // nothing, steps in graphs, and how ranks find on the device that they differ.
 #include <cuda_runtime_api.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <chrono>
-#include <condition_variable>
 #include <functional>
-#include <memory>
-#include <mutex>
-#include <stdexcept>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "core/error.hpp"
-#include "distributed/dcp_case_test_util.hpp"
-#include "distributed/enqueued_group_test_util.hpp"
+#include "distributed/dcp_steps_test_util.hpp"
 
 namespace folio::distributed::testing {
 namespace {
 
-using ::testing::HasSubstr;
-
-void check(cudaError_t status) {
-  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
-}
-
-class OwnStream {
- public:
-  OwnStream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
-  ~OwnStream() { static_cast<void>(cudaStreamDestroy(stream_)); }
-  OwnStream(const OwnStream&) = delete;
-  OwnStream& operator=(const OwnStream&) = delete;
-  Stream get() const { return {stream_}; }
-  cudaStream_t native() const { return stream_; }
-  void wait() const { check(cudaStreamSynchronize(stream_)); }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
-
-/// Keeps a stream from going on until it is opened.
-class Gate {
- public:
-  explicit Gate(const OwnStream& stream) {
-    check(cudaLaunchHostFunc(
-        stream.native(), [](void* self) { static_cast<Gate*>(self)->pass(); }, this));
-  }
-  /// Whether nobody has gone through yet: the gate opens by itself when a test has waited too long.
-  bool open() {
-    const std::lock_guard lock(mutex_);
-    open_ = true;
-    changed_.notify_all();
-    return !passed_;
-  }
-
- private:
-  void pass() {
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, std::chrono::seconds(30), [&] { return open_; });
-    passed_ = true;
-  }
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool open_ = false, passed_ = false;
-};
-
-class DeviceMemory {
- public:
-  explicit DeviceMemory(size_t bytes) : bytes_(bytes) {
-    check(cudaMalloc(&data_, std::max<size_t>(bytes, 256)));
-    check(cudaMemset(data_, 0xff, std::max<size_t>(bytes, 256)));  // NaN
-    check(cudaStreamSynchronize(nullptr));
-  }
-  ~DeviceMemory() { static_cast<void>(cudaFree(data_)); }
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
-  void set(const void* from, size_t bytes) {
-    if (bytes > bytes_) throw std::runtime_error("the memory is too small");
-    if (bytes == 0) return;
-    check(cudaMemcpy(data_, from, bytes, cudaMemcpyHostToDevice));
-    check(cudaStreamSynchronize(nullptr));
-  }
-  template <typename T>
-  void set(const std::vector<T>& values) {
-    set(values.data(), values.size() * sizeof(T));
-  }
-  void get(void* to, size_t bytes) const { check(cudaMemcpy(to, data_, bytes, cudaMemcpyDeviceToHost)); }
-  Workspace workspace() const { return {data_, bytes_}; }
-
- private:
-  size_t bytes_;
-  void* data_ = nullptr;
-};
-
-/// One rank's arguments in device memory that has room for the case it was made for, and holds any smaller one.
-class DeviceRank {
- public:
-  DeviceRank(DcpCase& most, int32_t rank)
-      : rank_(rank),
-        args_(most.args(rank)),
-        columns_(most.ranks[static_cast<size_t>(rank)].columns),
-        q_(of(most).q.size()),
-        k_(of(most).k.size()),
-        v_(of(most).v.size()),
-        cache_(of(most).cache.size()),
-        table_(of(most).table.size() * sizeof(int32_t)),
-        slopes_(of(most).slopes.size() * sizeof(float) * static_cast<size_t>(most.setup.world)),
-        sinks_(of(most).sinks.size() * sizeof(float)),
-        q_scales_(most.setup.q_scales.size() * sizeof(float)),
-        out_(of(most).out.size()),
-        lse_(of(most).lse.size() * sizeof(float)),
-        cu_q_(most.cu_q.size() * sizeof(int32_t)),
-        seq_lens_(most.seq_lens.size() * sizeof(int32_t)) {
-    const auto move = [](auto*& data, const DeviceMemory& memory) {
-      using Pointer = std::remove_reference_t<decltype(data)>;
-      if (data != nullptr) data = reinterpret_cast<Pointer>(memory.data());
-    };
-    args_.q.data = q_.data();
-    if (args_.k.data != nullptr) args_.k.data = k_.data();
-    if (args_.v.data != nullptr) args_.v.data = v_.data();
-    const auto* const cache = of(most).cache.data();
-    args_.cache.v = cache_.data() + (static_cast<const std::byte*>(args_.cache.v) - cache);
-    args_.cache.k = cache_.data() + (static_cast<const std::byte*>(args_.cache.k) - cache);
-    args_.table.indices = reinterpret_cast<const int32_t*>(table_.data());
-    move(args_.alibi_slopes, slopes_);
-    move(args_.sinks, sinks_);
-    move(args_.q_scale.data, q_scales_);
-    args_.out.data = out_.data();
-    args_.lse.data = reinterpret_cast<float*>(lse_.data());
-  }
-
-  /// Copies a case's data here. Its caches have the pages of the case that this was made for, or fewer.
-  void load(DcpCase& whole) {
-    const DcpCase::Rank& rank = of(whole);
-    q_.set(rank.q);
-    k_.set(rank.k);
-    v_.set(rank.v);
-    const size_t half = rank.cache.size() * static_cast<size_t>(whole.setup.dim_qk) /
-                        static_cast<size_t>(whole.setup.dim_qk + whole.setup.dim_v);
-    check(cudaMemcpy(const_cast<void*>(args_.cache.k), rank.cache.data(), half, cudaMemcpyHostToDevice));
-    check(cudaMemcpy(const_cast<void*>(args_.cache.v), rank.cache.data() + half, rank.cache.size() - half,
-                     cudaMemcpyHostToDevice));
-    std::vector<int32_t> table(whole.setup.requests.size() * static_cast<size_t>(columns_), 0);
-    for (size_t r = 0; r < whole.setup.requests.size(); ++r) {
-      std::copy_n(rank.table.begin() + static_cast<std::ptrdiff_t>(r) * rank.columns, rank.columns,
-                  table.begin() + static_cast<std::ptrdiff_t>(r) * columns_);
-    }
-    table_.set(table);
-    slopes_.set(rank.slopes);
-    sinks_.set(rank.sinks);
-    q_scales_.set(whole.setup.q_scales);
-    cu_q_.set(whole.cu_q);
-    seq_lens_.set(whole.seq_lens);
-  }
-
-  /// Copies the results of the case's tokens into it, and says what the kernels rounded p to.
-  void store(DcpCase& whole, const DcpAttention& attention) const {
-    static_cast<void>(whole.args(rank_));  // clears the results
-    DcpCase::Rank& rank = whole.ranks[static_cast<size_t>(rank_)];
-    const auto rows = static_cast<size_t>(whole.tokens() * whole.out_heads());
-    out_.get(rank.out.data(), rows * static_cast<size_t>(whole.setup.dim_v * size_of(whole.setup.model)));
-    lse_.get(rank.lse.data(), rows * sizeof(float));
-    rank.p_dtype = attention.cached_op().p_dtype() == DType::kFloat32 ? attention.fresh_op().p_dtype()
-                                                                      : attention.cached_op().p_dtype();
-  }
-
-  DcpArgs& args() { return args_; }
-
-  DcpBatch device_batch(const DcpCase& whole, int32_t num_tokens) const {
-    DcpBatch batch = whole.batch();
-    batch.where = Where::kDevice;
-    batch.cu_q = reinterpret_cast<const int32_t*>(cu_q_.data());
-    batch.seq_lens = reinterpret_cast<const int32_t*>(seq_lens_.data());
-    batch.num_tokens = num_tokens;
-    return batch;
-  }
-  void set_seq_lens(const std::vector<int32_t>& lens) { seq_lens_.set(lens); }
-  void set_q_scales(const std::vector<float>& scales) { q_scales_.set(scales); }
-
- private:
-  DcpCase::Rank& of(DcpCase& whole) const { return whole.ranks[static_cast<size_t>(rank_)]; }
-
-  int32_t rank_;
-  DcpArgs args_;
-  int32_t columns_;
-  DeviceMemory q_, k_, v_, cache_, table_, slopes_, sinks_, q_scales_, out_, lse_, cu_q_, seq_lens_;
-};
-
 class DcpStepsOnGpu : public ::testing::Test {
  protected:
   void SetUp() override {
-    int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) GTEST_SKIP() << "no GPU";
-#if !defined(FOLIO_EMULATED_CUDA)
-    GTEST_SKIP() << "the test's group needs an emulated GPU; NCCL's tests run on GPUs";
-#endif
+    if (const std::string why = why_no_enqueued_ranks(2); !why.empty()) GTEST_SKIP() << why;
   }
 };
-
-DcpSetup small_setup() {
-  DcpSetup setup;
-  setup.model = setup.cache = DType::kBFloat16;
-  setup.requests = {{37, 1}, {20, 3}, {9, 9}};
-  return setup;
-}
 
 std::vector<DcpSetup> setups() {
   std::vector<DcpSetup> all;
@@ -230,43 +41,13 @@ std::vector<DcpSetup> setups() {
   return all;
 }
 
-constexpr GraphBounds kBounds{4, 32, 16, 64, 0};
-
-template <typename Call>
-void expect_error(const char* text, Call call) {
-  try {
-    call();
-    ADD_FAILURE() << "did not throw: " << text;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.what();
-    EXPECT_THAT(error.what(), HasSubstr(text));
-  }
-}
-
-/// One rank of a case: its attention, arguments and workspace.
-struct RankStep {
-  RankStep(DcpCase& most, EnqueuedGroup& group, const Context& context, const DcpConfig& config)
-      : attention(context, group, config), memory(most, group.rank()) {
-    memory.load(most);
-    group.meet();
-  }
-  /// A workspace that is large enough from here on.
-  Workspace workspace(const DcpPlan& plan) {
-    scratch = std::make_unique<DeviceMemory>(attention.workspace_size(plan));
-    return scratch->workspace();
-  }
-  OwnStream stream;
-  DcpAttention attention;
-  DeviceRank memory;
-  std::unique_ptr<DeviceMemory> scratch;
-};
-
 TEST_F(DcpStepsOnGpu, RunWaitsForNothing) {
-  const Context context = Context::cuda(0);
   for (const DcpSetup& setup : setups()) {
     DcpCase whole(setup);
-    run_enqueued_ranks(setup.world, context.device(), [&](EnqueuedGroup& group) {
-      RankStep step(whole, group, context, whole.config());
+    DcpConfig config = whole.config();
+    config.transport = DcpTransport::kGroup;
+    run_enqueued_ranks(setup.world, [&](EnqueuedGroup& group) {
+      RankStep step(whole, group, group.context(), config);
       const DcpPlan plan = step.attention.plan(whole.batch(), step.stream.get());
       const Workspace workspace = step.workspace(plan);
       group.meet();  // allocating waits for the whole device
@@ -282,26 +63,6 @@ TEST_F(DcpStepsOnGpu, RunWaitsForNothing) {
     EXPECT_EQ(whole.wrong_outputs(), "") << setup.name;
   }
 }
-
-/// Work captured from a stream, and launched there.
-class CapturedStep {
- public:
-  CapturedStep(const OwnStream& stream, const std::function<void()>& enqueue) {
-    check(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal));
-    enqueue();
-    cudaGraph_t graph = nullptr;
-    check(cudaStreamEndCapture(stream.native(), &graph));
-    check(cudaGraphInstantiate(&executable_, graph, 0));
-    check(cudaGraphDestroy(graph));
-  }
-  ~CapturedStep() { static_cast<void>(cudaGraphExecDestroy(executable_)); }
-  CapturedStep(const CapturedStep&) = delete;
-  CapturedStep& operator=(const CapturedStep&) = delete;
-  void launch(const OwnStream& stream) const { check(cudaGraphLaunch(executable_, stream.native())); }
-
- private:
-  cudaGraphExec_t executable_ = nullptr;
-};
 
 /// A case that has room for others, and those.
 struct ReplayedCases {
@@ -322,21 +83,23 @@ struct ReplayedCases {
   std::vector<DcpCase> cases;
 };
 
+constexpr DcpTransport kTransports[] = {DcpTransport::kGroup, DcpTransport::kPeer};
+
 /// Captures with the lengths of one batch, and replays those of others: `plan` is in the graph, or before each replay.
-void replay(const DcpSetup& setup, bool plan_in_graph) {
-  const Context context = Context::cuda(0);
+void replay(const DcpSetup& setup, bool plan_in_graph, DcpTransport transport) {
   ReplayedCases all(setup);
   DcpConfig config = all.room.config();
   config.bounds = kBounds;
-  run_enqueued_ranks(setup.world, context.device(), [&](EnqueuedGroup& group) {
-    RankStep step(all.room, group, context, config);
+  config.transport = transport;
+  run_enqueued_ranks(setup.world, [&](EnqueuedGroup& group) {
+    RankStep step(all.room, group, group.context(), config);
     const Stream stream = step.stream.get();
     const DcpBatch batch = plan_in_graph ? step.memory.device_batch(all.room, all.room.tokens()) : all.room.batch();
     DcpPlan plan = step.attention.plan(batch, stream);
     const Workspace workspace = step.workspace(plan);
     step.stream.wait();  // the eager plan has read the lengths
     group.meet();
-    const CapturedStep graph(step.stream, [&] {
+    const CapturedGraph graph(step.stream, [&] {
       if (plan_in_graph) plan = step.attention.plan(batch, stream);
       step.attention.run(plan, step.memory.args(), workspace, stream);
     });
@@ -356,28 +119,31 @@ void replay(const DcpSetup& setup, bool plan_in_graph) {
 }
 
 TEST_F(DcpStepsOnGpu, GraphsPlanTheLengthsOfTheirReplay) {
-  for (const DcpSetup& setup : setups()) replay(setup, /*plan_in_graph=*/true);
+  for (const DcpSetup& setup : setups()) {
+    for (const DcpTransport transport : kTransports) replay(setup, /*plan_in_graph=*/true, transport);
+  }
 }
 
 TEST_F(DcpStepsOnGpu, GraphsRunLaterPlansOfTheHost) {
-  for (const DcpSetup& setup : setups()) replay(setup, /*plan_in_graph=*/false);
+  for (const DcpSetup& setup : setups()) {
+    for (const DcpTransport transport : kTransports) replay(setup, /*plan_in_graph=*/false, transport);
+  }
 }
 
 TEST_F(DcpStepsOnGpu, RanksOfOtherArgumentsAreReportedLater) {
-  const Context context = Context::cuda(0);
   DcpSetup setup = setups()[4];
   setup.soft_cap = 2.0f;
   const auto reported = [&](const char* text, const std::function<void(DeviceRank&)>& change) {
     DcpCase whole(setup);
-    run_enqueued_ranks(setup.world, context.device(), [&](EnqueuedGroup& group) {
-      RankStep step(whole, group, context, whole.config());
+    run_enqueued_ranks(setup.world, [&](EnqueuedGroup& group) {
+      RankStep step(whole, group, group.context(), whole.config());
       const DcpPlan plan = step.attention.plan(whole.batch(), step.stream.get());
       const Workspace workspace = step.workspace(plan);
       if (group.rank() == 1) change(step.memory);
       group.meet();
       step.attention.run(plan, step.memory.args(), workspace, step.stream.get());
       step.stream.wait();
-      expect_error(text, [&] { step.attention.check(); });
+      expect_error(ErrorCode::kInvalidArgument, text, [&] { step.attention.check(); });
       EXPECT_NO_THROW(step.attention.check()) << "said once";
       group.meet();
     });
@@ -393,47 +159,48 @@ TEST_F(DcpStepsOnGpu, RanksOfOtherArgumentsAreReportedLater) {
 }
 
 TEST_F(DcpStepsOnGpu, RanksOfOtherLengthsOnTheDeviceAreReportedLater) {
-  const Context context = Context::cuda(0);
   for (const bool replicated : {false, true}) {
     DcpSetup setup = small_setup();
     setup.replicated_queries = replicated;
     DcpCase whole(setup);
     DcpConfig config = whole.config();
     config.bounds = kBounds;
-    run_enqueued_ranks(setup.world, context.device(), [&](EnqueuedGroup& group) {
-      RankStep step(whole, group, context, config);
+    run_enqueued_ranks(setup.world, [&](EnqueuedGroup& group) {
+      RankStep step(whole, group, group.context(), config);
       if (group.rank() == 1) step.memory.set_seq_lens({37, 21, 9});
       group.meet();
       const DcpBatch batch = step.memory.device_batch(whole, whole.tokens());
       step.attention.plan(batch, step.stream.get());
       step.stream.wait();
       group.meet();
-      expect_error("an earlier plan from device lengths: rank ", [&] { step.attention.check(); });
+      expect_error(ErrorCode::kInvalidArgument, "an earlier plan from device lengths: rank ",
+                   [&] { step.attention.check(); });
       step.memory.set_seq_lens({37, 70, 9});  // beyond the bounds
       group.meet();
       step.attention.plan(batch, step.stream.get());
       step.stream.wait();
       group.meet();
-      expect_error("request 1", [&] { step.attention.check(); });
+      expect_error(ErrorCode::kInvalidArgument, "request 1", [&] { step.attention.check(); });
       group.meet();
     });
   }
 }
 
 TEST_F(DcpStepsOnGpu, RanksOfOtherBatchesThrowAtPlan) {
-  const Context context = Context::cuda(0);
   DcpSetup other = small_setup();
   other.requests[1].seq_len = 21;
   DcpCase first(small_setup()), second(other);
-  run_enqueued_ranks(2, context.device(), [&](EnqueuedGroup& group) {
+  run_enqueued_ranks(2, [&](EnqueuedGroup& group) {
     DcpCase& own = group.rank() == 0 ? first : second;
-    RankStep step(own, group, context, first.config());
+    RankStep step(own, group, group.context(), first.config());
     const std::string differs = core::message(
         "rank ", 1 - group.rank(), " of the group runs another batch or configuration than rank ", group.rank());
-    expect_error(differs.c_str(), [&] { step.attention.plan(own.batch(), step.stream.get()); });
+    expect_error(ErrorCode::kInvalidArgument, differs.c_str(),
+                 [&] { step.attention.plan(own.batch(), step.stream.get()); });
     DcpBatch wrong = first.batch();
     if (group.rank() == 1) wrong.num_cached = 9;
-    expect_error(group.rank() == 1 ? "num_cached is 9" : "rank 1 of the group could not plan this step",
+    expect_error(ErrorCode::kInvalidArgument,
+                 group.rank() == 1 ? "num_cached is 9" : "rank 1 of the group could not plan this step",
                  [&] { step.attention.plan(wrong, step.stream.get()); });
     EXPECT_NO_THROW(step.attention.plan(first.batch(), step.stream.get())) << "the group goes on";
     group.meet();
@@ -441,16 +208,17 @@ TEST_F(DcpStepsOnGpu, RanksOfOtherBatchesThrowAtPlan) {
 }
 
 TEST_F(DcpStepsOnGpu, RanksOfOtherBoundsThrowAtOnce) {
-  const Context context = Context::cuda(0);
   const DcpCase whole(small_setup());
-  run_enqueued_ranks(2, context.device(), [&](EnqueuedGroup& group) {
+  run_enqueued_ranks(2, [&](EnqueuedGroup& group) {
     DcpConfig config = whole.config();
     config.bounds = kBounds;
     config.bounds->max_kv_len += group.rank();
-    expect_error("of the group has another configuration than rank", [&] { DcpAttention(context, group, config); });
+    expect_error(ErrorCode::kInvalidArgument, "of the group has another configuration than rank",
+                 [&] { DcpAttention(group.context(), group, config); });
     if (group.rank() == 1) config.interleave = 3;
-    expect_error(group.rank() == 1 ? "interleave is 3" : "rank 1 of the group could not prepare",
-                 [&] { DcpAttention(context, group, config); });
+    expect_error(ErrorCode::kInvalidArgument,
+                 group.rank() == 1 ? "interleave is 3" : "rank 1 of the group could not prepare",
+                 [&] { DcpAttention(group.context(), group, config); });
   });
 }
 
@@ -469,12 +237,12 @@ TEST_F(DcpStepsOnGpu, GraphsNeedAGroupThatEnqueues) {
         DeviceRank memory(whole, group.rank());
         const DcpPlan plan = attention.plan(whole.batch());
         DeviceMemory scratch(attention.workspace_size(plan));
-        OwnStream stream;
+        TestStream stream;
         group.barrier();
         check(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal));
-        expect_error("ProcessGroup::enqueues",
+        expect_error(ErrorCode::kInvalidArgument, "ProcessGroup::enqueues",
                      [&] { attention.run(plan, memory.args(), scratch.workspace(), stream.get()); });
-        expect_error("ProcessGroup::enqueues",
+        expect_error(ErrorCode::kInvalidArgument, "ProcessGroup::enqueues",
                      [&] { attention.plan(memory.device_batch(whole, whole.tokens()), stream.get()); });
         cudaGraph_t graph = nullptr;
         check(cudaStreamEndCapture(stream.native(), &graph));
@@ -491,14 +259,15 @@ TEST_F(DcpStepsOnGpu, LengthsOnTheDeviceNeedBoundsThatHoldThem) {
     DeviceRank memory(whole, 0);
     DcpBatch batch = memory.device_batch(whole, whole.tokens());
     DcpAttention unbounded(context, group, whole.config());
-    expect_error("lengths on the device need DcpConfig::bounds", [&] { unbounded.plan(batch); });
+    expect_error(ErrorCode::kInvalidArgument, "lengths on the device need DcpConfig::bounds",
+                 [&] { unbounded.plan(batch); });
     DcpConfig config = whole.config();
     config.bounds = kBounds;
     DcpAttention attention(context, group, config);
     batch.num_tokens = kBounds.max_tokens + 1;
-    expect_error("it must be from 0 to the bounds' 32", [&] { attention.plan(batch); });
+    expect_error(ErrorCode::kInvalidArgument, "it must be from 0 to the bounds' 32", [&] { attention.plan(batch); });
     batch.num_requests = batch.num_cached = kBounds.max_requests + 1;
-    expect_error("the bounds allow 4", [&] { attention.plan(batch); });
+    expect_error(ErrorCode::kInvalidArgument, "the bounds allow 4", [&] { attention.plan(batch); });
   });
 }
 

@@ -19,7 +19,9 @@ namespace {
 /// What ranks must agree on.
 uint64_t digest_of(const PcpConfig& config) {
   const AttentionConfig& attention = config.attention;
+  const GraphBounds bounds = config.bounds.value_or(GraphBounds{});
   return Digest()
+      .add(config.bounds.has_value())
       .add(attention.num_q_heads)
       .add(attention.num_kv_heads)
       .add(attention.head_dim_qk)
@@ -37,6 +39,10 @@ uint64_t digest_of(const PcpConfig& config) {
       .add(attention.determinism)
       .add(config.interleave)
       .add(config.exchange)
+      .add(bounds.max_requests)
+      .add(bounds.max_tokens)
+      .add(bounds.max_q_len)
+      .add(bounds.max_kv_len)
       .value();
 }
 
@@ -70,6 +76,14 @@ void check_config(const PcpConfig& config) {
   if (config.exchange == PcpExchange::kPassKv && !can_gather(attention)) {
     core::fail(ErrorCode::kUnsupported, "exchange is kPassKv over a cache of ", attention.kv, " in format ",
                to_string(attention.kv_format), ", which has scales of its own; it takes kPassQ");
+  }
+  if (!config.bounds) return;
+  core::require(config.bounds->max_shared_levels == 0, "bounds.max_shared_levels is ", config.bounds->max_shared_levels,
+                "; PcpAttention shares none: it must be 0");
+  if (config.exchange == PcpExchange::kPassKv) {
+    core::fail(ErrorCode::kUnsupported,
+               "exchange is kPassKv with bounds; what it sends is the batch's, which no graph knows: bounds take "
+               "kPassQ");
   }
 }
 
@@ -162,6 +176,38 @@ void ChunkKeys::add(int32_t tokens, int32_t page_size, int32_t first_page) {
   while (indices.size() < static_cast<size_t>(indptr.back())) indices.push_back(first_page++);
 }
 
+namespace {
+
+/// Bounds of the plans of one op.
+PrepareOptions options_of(const PcpConfig& config, int64_t max_requests, int64_t max_tokens, int32_t max_kv_len) {
+  PrepareOptions options;
+  options.force_kernel = config.force_kernel;
+  options.num_workers = config.num_workers;
+  if (!config.bounds) return options;
+  GraphBounds bounds;
+  bounds.max_requests = core::checked_cast<int32_t>(max_requests);
+  bounds.max_tokens = core::checked_cast<int32_t>(max_tokens);
+  bounds.max_q_len = bounds.max_tokens;  // rows that pad a rank's are one request
+  bounds.max_kv_len = max_kv_len;
+  options.bounds = bounds;
+  return options;
+}
+
+/// Bytes that a StepImage has at most.
+size_t max_image_bytes(const PcpState& state) {
+  const auto requests = static_cast<size_t>(state.config.bounds->max_requests);
+  const auto world = static_cast<size_t>(state.world());
+  const int32_t tokens = state.max_rank_tokens();
+  const auto rows = world * (2 * requests + 1);
+  const auto pages = static_cast<size_t>(state.max_fresh_pages(state.config.bounds->max_requests, tokens));
+  const size_t slots = static_cast<size_t>(tokens) + world * static_cast<size_t>(state.piece_rows(tokens));
+  const size_t ints = (2 * requests + 1) + 2 * pages + 3 * rows + 1 + requests;
+  constexpr size_t kArrays = 8;
+  return slots * sizeof(int64_t) + ints * sizeof(int32_t) + kArrays * alignof(int64_t);
+}
+
+}  // namespace
+
 PcpAttention::PcpAttention(const Context& context, ProcessGroup& group, const PcpConfig& config) {
   check_config(config);
   if (config.exchange == PcpExchange::kPassKv && !can_pass_kv(context, group, config.attention)) {
@@ -170,18 +216,23 @@ PcpAttention::PcpAttention(const Context& context, ProcessGroup& group, const Pc
   }
   core::require(group.size() == 1 || group.device() == context.device(),
                 "the group's buffers lie in another memory than the context's");
-  PrepareOptions options;
-  options.force_kernel = config.force_kernel;
-  options.num_workers = config.num_workers;
-  AttentionOp shard = prepare(context, shard_config(config.attention), options);
-  AttentionOp gathered = prepare(context, gathered_config(config.attention), options);
+  const GraphBounds bounds = config.bounds.value_or(GraphBounds{});
+  const int64_t chunks = 2 * int64_t{bounds.max_requests}, world_size = group.size();
+  const int64_t rank_tokens = config.bounds ? max_rank_tokens(bounds, group.size()) : 0;
+  AttentionOp shard = prepare(context, shard_config(config.attention),
+                              options_of(config, world_size * (chunks + 1), world_size * rank_tokens,
+                                         max_dcp_context_len(bounds.max_kv_len, group.size(), config.interleave)));
+  PcpConfig unbounded = config;
+  unbounded.bounds.reset();
+  AttentionOp gathered = prepare(context, gathered_config(config.attention), options_of(unbounded, 0, 0, 0));
   PcpConfig resolved = config;
   resolved.attention.kv = shard.config().kv;
   resolved.attention.ragged_kv = shard.config().ragged_kv;
   if (resolved.attention.out == DType::kUnset) {
     resolved.attention.out = is_fp8(config.attention.q) ? DType::kBFloat16 : config.attention.q;
   }
-  AttentionOp fresh = prepare(context, fresh_config(resolved.attention), options);
+  AttentionOp fresh =
+      prepare(context, fresh_config(resolved.attention), options_of(config, chunks, rank_tokens, bounds.max_q_len));
   PlanBuffer fresh_buffer = make_plan_buffer(fresh);
   PlanBuffer shard_buffer = make_plan_buffer(shard);
   PlanBuffer gathered_buffer = make_plan_buffer(gathered);
@@ -190,12 +241,13 @@ PcpAttention::PcpAttention(const Context& context, ProcessGroup& group, const Pc
                                                std::move(gathered_buffer)});
   const auto world = static_cast<size_t>(group.size());
   state_->config_digest = digest_of(resolved);
-  state_->can_pass_kv = can_pass_kv(context, group, resolved.attention);
+  state_->can_pass_kv = !config.bounds && can_pass_kv(context, group, resolved.attention);
   state_->records.resize(static_cast<size_t>(group.size()));
   state_->arrays.gathered.resize(static_cast<size_t>(group.size()));
   state_->gathered.resize(world);
   state_->segments.resize(world);
   state_->arguments.resize(world);
+  if (config.bounds && state_->gpu() != nullptr) state_->image.reserve(*state_->gpu(), max_image_bytes(*state_));
 }
 
 PcpAttention::PcpAttention(PcpAttention&&) noexcept = default;
@@ -235,10 +287,10 @@ class Step {
     PcpPlan planned;
     planned.num_requests = batch_.num_requests;
     planned.digest = digest();
-    planned.max_tokens = max_pcp_tokens(cu_q(), world_);
+    planned.max_tokens = padded_tokens();
     planned.step = state_.step;
     find_older();
-    const bool any_older = older_pages_ > 0;
+    const bool any_older = older_pages_ > 0 || state_.bounded();  // a graph serves both
     planned.pass_q_bytes = any_older ? pass_q_bytes(planned.max_tokens) : 0;
     planned.pass_kv_bytes = any_older ? pass_kv_bytes() : 0;
     if (any_older) planned.exchange = choose(planned);
@@ -261,16 +313,42 @@ class Step {
       core::require(batch_.seq_lens[i] >= q_len(i), "request ", i, ": seq_lens is ", batch_.seq_lens[i], "; it has ",
                     q_len(i), " new tokens");
     }
+    check_bounds();
   }
 
   uint64_t digest() const {
     Digest digest(state_.config_digest);
-    digest.add(batch_.num_requests).add(batch_.all_visible);
+    digest.add(batch_.num_requests).add(batch_.all_visible).add(batch_.max_tokens);
     for (int32_t i = 0; i < batch_.num_requests; ++i) digest.add(q_len(i)).add(batch_.seq_lens[i]);
     return digest.value();
   }
 
  private:
+  void check_bounds() const {
+    if (!state_.bounded()) {
+      core::require(batch_.max_tokens == 0, "max_tokens is ", batch_.max_tokens, "; without PcpConfig::bounds it is 0");
+      return;
+    }
+    const GraphBounds& bounds = *state_.config.bounds;
+    core::require(batch_.num_requests <= bounds.max_requests, "num_requests is ", batch_.num_requests,
+                  "; the bounds allow ", bounds.max_requests);
+    core::require(cu_q().back() <= bounds.max_tokens, "the batch has ", cu_q().back(), " new tokens; the bounds allow ",
+                  bounds.max_tokens);
+    for (int32_t i = 0; i < batch_.num_requests; ++i) {
+      core::require(q_len(i) <= bounds.max_q_len, "request ", i, " has ", q_len(i), " new tokens; the bounds allow ",
+                    bounds.max_q_len);
+      core::require(batch_.seq_lens[i] <= bounds.max_kv_len, "request ", i, ": seq_lens is ", batch_.seq_lens[i],
+                    "; the bounds allow ", bounds.max_kv_len);
+    }
+    const int32_t most = max_pcp_tokens(cu_q(), world_);
+    core::require(
+        batch_.max_tokens == 0 || (batch_.max_tokens >= most && batch_.max_tokens <= state_.max_rank_tokens()),
+        "max_tokens is ", batch_.max_tokens, "; it is 0, or from the most tokens of a rank, ", most, ", to ",
+        state_.max_rank_tokens(), ", the most within the bounds");
+  }
+
+  int32_t padded_tokens() const { return batch_.max_tokens > 0 ? batch_.max_tokens : max_pcp_tokens(cu_q(), world_); }
+
   std::span<const int32_t> cu_q() const { return {batch_.cu_q, static_cast<size_t>(batch_.num_requests) + 1}; }
   int32_t q_len(int32_t i) const { return batch_.cu_q[i + 1] - batch_.cu_q[i]; }
   int32_t first_query(int32_t i) const { return batch_.seq_lens[i] - q_len(i); }
@@ -333,10 +411,10 @@ class Step {
     add_chunks(state_.own, rank_);
   }
 
-  BatchView view_of(const ChunkRows& rows, std::span<const KvSegment> segments) const {
+  BatchView view_of(const ChunkRows& rows, int32_t num_tokens, std::span<const KvSegment> segments) const {
     BatchView view;
     view.num_requests = rows.size();
-    view.num_tokens = rows.cu_q.back();
+    view.num_tokens = num_tokens;
     view.cu_q = rows.cu_q.data();
     view.q_first_pos = rows.q_first.data();
     view.segments = segments;
@@ -365,9 +443,15 @@ class Step {
       page += pages_for(q_len(i), kFreshPage);
     }
     state_.fresh_pages = page;
-    if (planned.num_tokens == 0) return;
+    if (state_.bounded()) {
+      const int32_t most = state_.max_fresh_pages(batch_.num_requests, planned.max_tokens);
+      state_.fresh.indices.resize(2 * static_cast<size_t>(most), 0);
+    }
+    const int32_t rows = state_.rows(planned);
+    if (rows == 0) return;
     const KvSegment segment = segment_of(state_.fresh, first_new_.data());
-    planned.fresh = folio::plan(state_.fresh_op, view_of(state_.own, {&segment, 1}), state_.fresh_buffer, stream_);
+    planned.fresh =
+        folio::plan(state_.fresh_op, view_of(state_.own, rows, {&segment, 1}), state_.fresh_buffer, stream_);
   }
 
   /// Where each row of the gathered pieces stands among the pages.
@@ -406,7 +490,8 @@ class Step {
     }
     KvSegment segment = segment_of(keys, rows.kv_first.data());
     segment.shard = {world_, rank_, state_.config.interleave};
-    planned.older = folio::plan(state_.shard_op, view_of(rows, {&segment, 1}), state_.shard_buffer, stream_);
+    planned.older =
+        folio::plan(state_.shard_op, view_of(rows, rows.cu_q.back(), {&segment, 1}), state_.shard_buffer, stream_);
   }
 
   /// This rank's queries over the shards of all ranks, one segment each.
@@ -425,8 +510,8 @@ class Step {
       segment.shard = {world_, p, state_.config.interleave};
     }
     if (planned.num_tokens == 0) return;
-    planned.older =
-        folio::plan(state_.gathered_op, view_of(state_.own, state_.segments), state_.gathered_buffer, stream_);
+    planned.older = folio::plan(state_.gathered_op, view_of(state_.own, planned.num_tokens, state_.segments),
+                                state_.gathered_buffer, stream_);
   }
 
   void place_arrays(PcpExchange exchange) {
@@ -489,13 +574,16 @@ PcpPlan PcpAttention::plan(const PcpBatch& batch, Stream stream) {
   return planned;
 }
 
+void StepImage::reserve(const attention::GpuBackend& gpu, size_t bytes) {
+  if (bytes <= capacity_) return;
+  device_ = gpu.allocate(bytes);
+  capacity_ = bytes;
+}
+
 void StepImage::place(const attention::GpuBackend* gpu, Stream stream) {
   memory_ = bytes_.data();
   if (gpu == nullptr) return;
-  if (bytes_.size() > capacity_) {
-    device_ = gpu->allocate(bytes_.size());
-    capacity_ = bytes_.size();
-  }
+  reserve(*gpu, bytes_.size());
   gpu->upload(device_.get(), bytes_.data(), bytes_.size(), stream);
   memory_ = static_cast<const std::byte*>(device_.get());
 }

@@ -84,6 +84,20 @@ TEST_P(PcpAttentionOverDivisions, EqualsTheUndividedBatch) {
   }
 }
 
+/// With bounds a rank's rows are padded to as many as the engine says, and older tokens are reached by pass-Q.
+TEST(PcpAttention, WithinBoundsEqualsTheUndividedBatch) {
+  for (PcpSetup setup : feature_setups()) {
+    setup.whole.world = 3;
+    setup.bounds = GraphBounds{10, 300, 140, 256, 0};
+    const PcpCase unpadded(setup);
+    setup.max_tokens = max_pcp_tokens(unpadded.whole.cu_q, 3) + 5;
+    PcpCase divided(setup);
+    divided.run_in_threads();
+    EXPECT_EQ(divided.wrong_outputs(), "");
+    EXPECT_EQ(divided.ranks[1].exchange, PcpExchange::kPassQ);
+  }
+}
+
 std::string division_name(const ::testing::TestParamInfo<Division>& test) {
   const PcpExchange exchange = std::get<2>(test.param);
   return core::message("W", std::get<0>(test.param), "I", std::get<1>(test.param),

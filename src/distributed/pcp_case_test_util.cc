@@ -22,10 +22,11 @@ DcpSetup whole_setup(const PcpSetup& setup) {
 }
 
 /// Some rows of a packed tensor, and behind them padding.
-std::vector<std::byte> rows_of(const std::vector<std::byte>& all, const std::vector<int32_t>& rows, int64_t bytes) {
+std::vector<std::byte> rows_of(const std::vector<std::byte>& all, const std::vector<int32_t>& rows, int32_t padded,
+                               int64_t bytes) {
   std::vector<std::byte> some;
   for (const int32_t row : rows) some.insert(some.end(), all.begin() + row * bytes, all.begin() + (row + 1) * bytes);
-  some.resize(some.size() + static_cast<size_t>(kPaddingRows * bytes), kNanByte);
+  some.resize(static_cast<size_t>((padded + kPaddingRows) * bytes), kNanByte);
   return some;
 }
 
@@ -39,12 +40,13 @@ PcpCase::PcpCase(const PcpSetup& given, uint32_t seed) : setup(given), whole(who
     std::vector<int32_t> local(whole.cu_q.size());
     pcp_local_cu_q(whole.cu_q, world(), r, local);
     rank.num_tokens = local.back();
+    rank.rows = std::max(rank.num_tokens, setup.max_tokens);
     rank.tokens.resize(static_cast<size_t>(rank.num_tokens));
     pcp_tokens(whole.cu_q, world(), r, rank.tokens);
     const DcpCase::Rank& all = whole.ranks[0];
-    rank.q = rows_of(all.q, rank.tokens, int64_t{s.heads} * s.dim_qk * size_of(whole.query_dtype()));
-    rank.k = rows_of(all.k, rank.tokens, int64_t{s.kv_heads} * s.dim_qk * size_of(s.model));
-    rank.v = rows_of(all.v, rank.tokens, int64_t{s.kv_heads} * s.dim_v * size_of(s.model));
+    rank.q = rows_of(all.q, rank.tokens, rank.rows, int64_t{s.heads} * s.dim_qk * size_of(whole.query_dtype()));
+    rank.k = rows_of(all.k, rank.tokens, rank.rows, int64_t{s.kv_heads} * s.dim_qk * size_of(s.model));
+    rank.v = rows_of(all.v, rank.tokens, rank.rows, int64_t{s.kv_heads} * s.dim_v * size_of(s.model));
   }
 }
 
@@ -55,11 +57,17 @@ PcpConfig PcpCase::config() const {
   if (setup.packed) config.attention.kv_format = KvFormat::kCpuPacked;
   config.interleave = setup.whole.interleave;
   config.exchange = setup.exchange;
+  config.bounds = setup.bounds;
   return config;
 }
 
 PcpBatch PcpCase::batch() const {
-  return {static_cast<int32_t>(whole.seq_lens.size()), whole.cu_q.data(), whole.seq_lens.data()};
+  PcpBatch batch;
+  batch.num_requests = static_cast<int32_t>(whole.seq_lens.size());
+  batch.cu_q = whole.cu_q.data();
+  batch.seq_lens = whole.seq_lens.data();
+  batch.max_tokens = setup.max_tokens;
+  return batch;
 }
 
 KvCacheView PcpCase::packed_view(int32_t r) {
@@ -80,7 +88,7 @@ PcpArgs PcpCase::args(int32_t r) {
   const DcpSetup& s = whole.setup;
   Rank& rank = ranks[static_cast<size_t>(r)];
   const DcpArgs shared = whole.args(r);
-  const int64_t rows = rank.num_tokens + kPaddingRows;
+  const int64_t rows = rank.rows + kPaddingRows;
   PcpArgs args;
   args.q = ConstTensorView(rank.q.data(), whole.query_dtype(), {rows, s.heads, s.dim_qk});
   args.k = ConstTensorView(rank.k.data(), s.model, {rows, s.kv_heads, s.dim_qk});
@@ -132,7 +140,7 @@ std::string PcpCase::wrong_outputs() {
   whole.args(0);  // results that nobody writes
   DcpCase::Rank& all = whole.ranks[0];
   for (const Rank& rank : ranks) {
-    const auto written = rank.num_tokens * out_row;
+    const auto written = rank.rows * out_row;
     if (std::any_of(rank.out.begin() + written, rank.out.end(), [](std::byte b) { return b != kUntouched; })) {
       return s.name + ": padding rows were written";
     }

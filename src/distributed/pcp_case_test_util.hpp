@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,8 @@ struct PcpSetup {
   DcpSetup whole;
   PcpExchange exchange = PcpExchange::kAutomatic;
   bool packed = false;  ///< the cache's format is kCpuPacked
+  std::optional<GraphBounds> bounds = {};
+  int32_t max_tokens = 0;  ///< PcpBatch's
 };
 
 /// A problem whose queries are divided too: a DcpCase with the rows of its first rank dealt to all. New tokens are not
@@ -42,6 +45,7 @@ class PcpCase {
 
   struct Rank {
     int32_t num_tokens = 0;
+    int32_t rows = 0;                     ///< that a step may write: num_tokens or, if more, PcpSetup::max_tokens
     std::vector<int32_t> tokens;          ///< of the batch
     std::vector<std::byte> q, k, v, out;  ///< with padding rows
     std::vector<float> lse;

@@ -4,82 +4,104 @@
 #include <gtest/gtest.h>
 
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "distributed/device_memory_test_util.hpp"
+#include "distributed/enqueued_group_test_util.hpp"
 #include "distributed/pcp_case_test_util.hpp"
+#include "platform/cuda/captured_graph_test_util.hpp"
 
 namespace folio::distributed::testing {
 namespace {
 
 using ::testing::HasSubstr;
 
-void require_success(cudaError_t status) {
-  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+using cuda_test::CapturedGraph;
+using cuda_test::check;
+using cuda_test::TestStream;
+
+void copy_in(const void* to, const void* from, size_t bytes) {
+  if (bytes > 0) check(cudaMemcpy(const_cast<void*>(to), from, bytes, cudaMemcpyHostToDevice));
 }
 
-/// Memory of the device with a copy of the host's.
-class DeviceCopy {
- public:
-  DeviceCopy(const void* from, size_t bytes) {
-    require_success(cudaMalloc(&data_, bytes + 256));
-    require_success(cudaMemset(data_, 0xff, bytes + 256));  // NaN
-    if (from != nullptr && bytes > 0) require_success(cudaMemcpy(data_, from, bytes, cudaMemcpyHostToDevice));
-    require_success(cudaStreamSynchronize(nullptr));
-  }
-  ~DeviceCopy() { static_cast<void>(cudaFree(data_)); }
-  DeviceCopy(const DeviceCopy&) = delete;
-  DeviceCopy& operator=(const DeviceCopy&) = delete;
-  void* data() const { return data_; }
+template <typename T>
+void copy_in(const void* to, const std::vector<T>& from) {
+  copy_in(to, from.data(), from.size() * sizeof(T));
+}
 
- private:
-  void* data_ = nullptr;
-};
-
-/// One rank's arguments, moved to the device, and its results, back from there.
+/// One rank's arguments in memory of the device that holds the case it was made for, and smaller ones of as many rows.
 class RankOnDevice {
  public:
-  RankOnDevice(PcpCase& divided, int32_t rank) : rank_(divided.ranks[static_cast<size_t>(rank)]) {
-    args = divided.args(rank);
-    DcpCase::Rank& shared = divided.whole.ranks[static_cast<size_t>(rank)];
-    args.q.data = copy(rank_.q);
-    args.k.data = copy(rank_.k);
-    args.v.data = copy(rank_.v);
-    auto* const cache = static_cast<std::byte*>(copy(shared.cache));
+  RankOnDevice(PcpCase& most, int32_t rank) : rank_(static_cast<size_t>(rank)) {
+    args = most.args(rank);
+    const PcpCase::Rank& own = most.ranks[rank_];
+    const DcpCase::Rank& shared = most.whole.ranks[rank_];
+    columns_ = shared.columns;
+    args.q.data = take(own.q);
+    args.k.data = take(own.k);
+    args.v.data = take(own.v);
+    auto* const cache = static_cast<std::byte*>(take(shared.cache));
     args.cache.v = cache + (static_cast<std::byte*>(args.cache.v) - static_cast<std::byte*>(args.cache.k));
     args.cache.k = cache;
-    args.table.indices = static_cast<const int32_t*>(copy(shared.table));
-    if (args.alibi_slopes != nullptr)
-      args.alibi_slopes = static_cast<const float*>(copy(divided.whole.ranks[0].slopes));
-    if (args.sinks != nullptr) args.sinks = static_cast<const float*>(copy(divided.whole.ranks[0].sinks));
-    if (args.q_scale.data != nullptr) args.q_scale.data = static_cast<const float*>(copy(divided.whole.setup.q_scales));
-    args.out.data = copy(rank_.out);
-    args.lse.data = static_cast<float*>(copy(rank_.lse));
+    args.table.indices = static_cast<const int32_t*>(take(shared.table));
+    const DcpCase::Rank& first = most.whole.ranks[0];
+    if (args.alibi_slopes != nullptr) args.alibi_slopes = static_cast<const float*>(take(first.slopes));
+    if (args.sinks != nullptr) args.sinks = static_cast<const float*>(take(first.sinks));
+    if (args.q_scale.data != nullptr) args.q_scale.data = static_cast<const float*>(take(most.whole.setup.q_scales));
+    args.out.data = take(own.out);
+    args.lse.data = static_cast<float*>(take(own.lse));
+    load(most);
+  }
+
+  void load(PcpCase& divided) {
+    const PcpArgs host = divided.args(static_cast<int32_t>(rank_));
+    const PcpCase::Rank& own = divided.ranks[rank_];
+    const DcpCase::Rank& shared = divided.whole.ranks[rank_];
+    copy_in(args.q.data, own.q);
+    copy_in(args.k.data, own.k);
+    copy_in(args.v.data, own.v);
+    const auto half =
+        static_cast<size_t>(static_cast<std::byte*>(host.cache.v) - static_cast<std::byte*>(host.cache.k));
+    copy_in(args.cache.k, shared.cache.data(), half);
+    copy_in(args.cache.v, shared.cache.data() + half, shared.cache.size() - half);
+    for (size_t r = 0; r < divided.whole.setup.requests.size(); ++r) {
+      const auto columns = static_cast<size_t>(shared.columns);
+      copy_in(args.table.indices + r * static_cast<size_t>(columns_), shared.table.data() + r * columns,
+              columns * sizeof(int32_t));
+    }
+    const DcpCase::Rank& first = divided.whole.ranks[0];
+    if (args.alibi_slopes != nullptr) copy_in(args.alibi_slopes, first.slopes);
+    if (args.sinks != nullptr) copy_in(args.sinks, first.sinks);
+    if (args.q_scale.data != nullptr) copy_in(args.q_scale.data, divided.whole.setup.q_scales);
+    copy_in(args.out.data, own.out);
+    copy_in(args.lse.data, own.lse);
+    check(cudaStreamSynchronize(nullptr));
   }
 
   Workspace workspace(size_t bytes) {
-    copies_.push_back(std::make_unique<DeviceCopy>(nullptr, bytes));
-    return {copies_.back()->data(), bytes};
+    memory_.push_back(std::make_unique<DeviceMemory>(bytes));
+    return memory_.back()->workspace();
   }
 
-  void take_results() {
-    require_success(cudaMemcpy(rank_.out.data(), args.out.data, rank_.out.size(), cudaMemcpyDeviceToHost));
-    require_success(
-        cudaMemcpy(rank_.lse.data(), args.lse.data, rank_.lse.size() * sizeof(float), cudaMemcpyDeviceToHost));
+  void take_results(PcpCase& divided) const {
+    PcpCase::Rank& own = divided.ranks[rank_];
+    check(cudaMemcpy(own.out.data(), args.out.data, own.out.size(), cudaMemcpyDeviceToHost));
+    check(cudaMemcpy(own.lse.data(), args.lse.data, own.lse.size() * sizeof(float), cudaMemcpyDeviceToHost));
   }
 
   PcpArgs args;
 
  private:
   template <typename T>
-  void* copy(const std::vector<T>& values) {
-    copies_.push_back(std::make_unique<DeviceCopy>(values.data(), values.size() * sizeof(T)));
-    return copies_.back()->data();
+  void* take(const std::vector<T>& values) {
+    memory_.push_back(std::make_unique<DeviceMemory>(values.size() * sizeof(T)));
+    return memory_.back()->data();
   }
 
-  PcpCase::Rank& rank_;
-  std::vector<std::unique_ptr<DeviceCopy>> copies_;
+  size_t rank_;
+  int32_t columns_ = 0;
+  std::vector<std::unique_ptr<DeviceMemory>> memory_;
 };
 
 ThreadGroupOptions on_gpu() {
@@ -93,22 +115,18 @@ void run_on_gpu(PcpCase& divided) {
       divided.world(),
       [&](ProcessGroup& group) {
         const Context context = Context::cuda(0);
-        cudaStream_t native = nullptr;
-        require_success(cudaStreamCreateWithFlags(&native, cudaStreamNonBlocking));
-        const Stream stream{native};
-        {
-          PcpAttention attention(context, group, divided.config());
-          RankOnDevice rank(divided, group.rank());
-          const PcpPlan first = attention.plan(divided.batch(), stream);
-          const Workspace workspace = rank.workspace(attention.workspace_size(first));
-          attention.run(first, rank.args, workspace, stream);
-          // A plan of the next step while the last one's layers may wait on the stream.
-          attention.run(attention.plan(divided.batch(), stream), rank.args, workspace, stream);
-          synchronize(context, stream);
-          rank.take_results();
-          if (group.rank() == 0) divided.whole.ranks[0].p_dtype = attention.fresh_op().p_dtype();
-        }
-        require_success(cudaStreamDestroy(native));
+        const TestStream own;
+        const Stream stream = own.get();
+        PcpAttention attention(context, group, divided.config());
+        RankOnDevice rank(divided, group.rank());
+        const PcpPlan first = attention.plan(divided.batch(), stream);
+        const Workspace workspace = rank.workspace(attention.workspace_size(first));
+        attention.run(first, rank.args, workspace, stream);
+        // A plan of the next step while the last one's layers may wait on the stream.
+        attention.run(attention.plan(divided.batch(), stream), rank.args, workspace, stream);
+        synchronize(context, stream);
+        rank.take_results(divided);
+        if (group.rank() == 0) divided.whole.ranks[0].p_dtype = attention.fresh_op().p_dtype();
       },
       on_gpu());
 }
@@ -186,6 +204,91 @@ TEST_F(PcpAttentionOnAGpu, RefusesWhatItsKernelsDoNotTake) {
     EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
     EXPECT_THAT(error.what(), HasSubstr("kPassKv over 9 ranks"));
   }
+}
+
+/// Batches of as many requests, the first of which holds any of the others.
+std::vector<std::vector<RequestLengths>> replayed_lengths() {
+  return {{{140, 70}, {140, 70}, {140, 70}},
+          {{5, 1}, {133, 40}, {100, 17}},
+          {{3, 3}, {64, 64}, {1, 1}},
+          {{140, 1}, {0, 0}, {129, 2}},
+          {{140, 70}, {131, 60}, {12, 9}}};
+}
+
+std::vector<PcpSetup> captured_setups() {
+  PcpSetup plain = gpu_setups()[0];
+  plain.bounds = GraphBounds{3, 210, 70, 140, 0};
+  plain.max_tokens = 110;
+  std::vector<PcpSetup> setups(4, plain);
+  setups[1].whole.name = "four ranks, a window, HND";
+  setups[1].whole.world = 4, setups[1].whole.window_left = 40, setups[1].whole.hnd = true;
+  setups[1].max_tokens = 58;
+  setups[2].whole.name = "ALiBi, sinks, soft cap";
+  setups[2].whole.alibi = setups[2].whole.sinks = true, setups[2].whole.soft_cap = 2.0f;
+  setups[3].whole.name = "e4m3";
+  setups[3].whole.cache = DType::kFloat8E4M3, setups[3].whole.k_scale = 0.5f, setups[3].whole.v_scale = 2.0f;
+  return setups;
+}
+
+/// One capture of `run` serves the later plans of as many requests, with or without older tokens.
+TEST_F(PcpAttentionOnAGpu, CapturedRunsServeLaterPlans) {
+  if (const std::string why = why_no_enqueued_ranks(2); !why.empty()) GTEST_SKIP() << why;
+  for (PcpSetup setup : captured_setups()) {
+    if (!why_no_enqueued_ranks(setup.whole.world).empty()) continue;
+    std::vector<PcpCase> cases;
+    for (const auto& lengths : replayed_lengths()) {
+      setup.whole.requests = lengths;
+      cases.emplace_back(setup, static_cast<uint32_t>(cases.size()) + 1);
+    }
+    run_enqueued_ranks(setup.whole.world, [&](EnqueuedGroup& group) {
+      const TestStream stream;
+      PcpAttention attention(group.context(), group, cases[0].config());
+      RankOnDevice rank(cases[0], group.rank());
+      const Workspace workspace = rank.workspace(attention.workspace_size());
+      group.meet();  // allocating waits for the whole device
+      // Captured is a step of few tokens, so that others have more of everything.
+      const PcpPlan captured = attention.plan(cases[2].batch(), stream.get());
+      EXPECT_EQ(captured.max_tokens, setup.max_tokens);
+      EXPECT_EQ(captured.exchange, PcpExchange::kPassQ);
+      EXPECT_LE(attention.workspace_size(captured), workspace.bytes);
+      const CapturedGraph graph(stream, [&] { attention.run(captured, rank.args, workspace, stream.get()); });
+      for (PcpCase& divided : cases) {
+        group.meet();
+        rank.load(divided);
+        static_cast<void>(attention.plan(divided.batch(), stream.get()));
+        graph.launch(stream);
+        stream.wait();
+        group.meet();
+        rank.take_results(divided);
+        if (group.rank() == 0) divided.whole.ranks[0].p_dtype = attention.fresh_op().p_dtype();
+      }
+      group.meet();
+    });
+    for (size_t i = 0; i < cases.size(); ++i) EXPECT_EQ(cases[i].wrong_outputs(), "") << "batch " << i;
+  }
+}
+
+TEST_F(PcpAttentionOnAGpu, CapturesNeedBounds) {
+  if (const std::string why = why_no_enqueued_ranks(2); !why.empty()) GTEST_SKIP() << why;
+  PcpCase divided(gpu_setups()[0]);
+  run_enqueued_ranks(2, [&](EnqueuedGroup& group) {
+    const TestStream stream;
+    PcpAttention attention(group.context(), group, divided.config());
+    RankOnDevice rank(divided, group.rank());
+    const PcpPlan plan = attention.plan(divided.batch(), stream.get());
+    const Workspace workspace = rank.workspace(attention.workspace_size(plan));
+    group.meet();
+    const CapturedGraph nothing(stream, [&] {
+      try {
+        attention.run(plan, rank.args, workspace, stream.get());
+        ADD_FAILURE() << "did not throw";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+        EXPECT_THAT(error.what(), HasSubstr("graphs need PcpConfig::bounds"));
+      }
+    });
+    group.meet();
+  });
 }
 
 }  // namespace

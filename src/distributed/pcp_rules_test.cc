@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/aligned_buffer.hpp"
+#include "distributed/expectations_test_util.hpp"
 #include "distributed/pcp_case_test_util.hpp"
 
 namespace folio::distributed::testing {
@@ -27,17 +28,6 @@ PcpSetup three_requests() {
   return setup;
 }
 
-template <typename Call>
-void expect_refusal(ErrorCode code, const char* text, Call call) {
-  try {
-    call();
-    ADD_FAILURE() << "did not throw: " << text;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    EXPECT_THAT(error.what(), HasSubstr(text));
-  }
-}
-
 PcpPlan plan_of(const PcpSetup& setup) {
   auto groups = make_thread_groups(setup.whole.world, {std::chrono::seconds(40)});
   const PcpCase divided(setup);
@@ -54,6 +44,49 @@ void run_changed(PcpCase& divided, ProcessGroup& group, Change change) {
   PcpArgs args = divided.args(group.rank());
   change(args);
   attention.run(plan, args, {workspace.data(), workspace.bytes()});
+}
+
+TEST(PcpAttention, BoundsSayWhatAStepMayBe) {
+  PcpSetup setup = three_requests();
+  setup.bounds = GraphBounds{3, 42, 37, 164, 0};
+  EXPECT_EQ(plan_of(setup).exchange, PcpExchange::kPassQ);
+  setup.max_tokens = 25;
+  EXPECT_EQ(plan_of(setup).max_tokens, 25);
+  const auto refused = [&](auto change, const char* text) {
+    PcpSetup changed = setup;
+    change(changed);
+    expect_error(ErrorCode::kInvalidArgument, text, [&] { plan_of(changed); });
+  };
+  refused([](PcpSetup& s) { s.bounds->max_requests = 2; }, "num_requests is 3; the bounds allow 2");
+  refused([](PcpSetup& s) { s.bounds->max_tokens = 41; }, "the batch has 42 new tokens; the bounds allow 41");
+  refused([](PcpSetup& s) { s.bounds->max_q_len = 36; }, "request 2 has 37 new tokens; the bounds allow 36");
+  refused([](PcpSetup& s) { s.bounds->max_kv_len = 163; }, "request 2: seq_lens is 164; the bounds allow 163");
+  refused([](PcpSetup& s) { s.bounds->max_shared_levels = 1; }, "bounds.max_shared_levels is 1");
+  refused([](PcpSetup& s) { s.bounds.reset(); }, "max_tokens is 25; without PcpConfig::bounds it is 0");
+  refused([](PcpSetup& s) { s.max_tokens = 20; }, "max_tokens is 20; it is 0, or from the most tokens of a rank, 22");
+  refused([](PcpSetup& s) { s.max_tokens = 28; }, "to 27, the most within the bounds");
+  setup.exchange = PcpExchange::kPassKv;
+  expect_error(ErrorCode::kUnsupported, "exchange is kPassKv with bounds", [&] { plan_of(setup); });
+}
+
+TEST(PcpAttention, WorkspacesOfBoundsHoldAnyStep) {
+  PcpSetup setup = three_requests();
+  auto groups = make_thread_groups(2, {std::chrono::seconds(40)});
+  const PcpCase unbounded(setup);
+  expect_error(ErrorCode::kInvalidArgument, "only PcpConfig::bounds says", [&] {
+    static_cast<void>(PcpAttention(pcp_context(), *groups[0], unbounded.config()).workspace_size());
+  });
+  setup.bounds = GraphBounds{3, 42, 37, 164, 0};
+  setup.max_tokens = 27;
+  PcpCase divided(setup);
+  PcpAttention attention(pcp_context(), *groups[0], divided.config());
+  EXPECT_EQ(attention.workspace_size(attention.plan(divided.batch())), attention.workspace_size());
+  PcpArgs args = divided.args(0);
+  args.out.shape[0] = 26;
+  core::AlignedBuffer workspace(attention.workspace_size(), core::AlignedBuffer::kWorkspaceAlignment);
+  expect_error(ErrorCode::kInvalidArgument, "out has 26 tokens; the plan has 27", [&] {
+    attention.run(attention.plan(divided.batch()), args, {workspace.data(), workspace.bytes()});
+  });
 }
 
 TEST(PcpAttention, PassesOlderTokensTheCheaperWay) {
@@ -137,7 +170,7 @@ TEST(PcpAttention, RefusesConfigurations) {
   const auto refused = [&](ErrorCode code, const char* text, auto change) {
     PcpConfig config = PcpCase(three_requests()).config();
     change(config);
-    expect_refusal(code, text, [&] { PcpAttention(pcp_context(), *groups[0], config); });
+    expect_error(code, text, [&] { PcpAttention(pcp_context(), *groups[0], config); });
   };
   refused(ErrorCode::kInvalidArgument, "interleave is 0", [](PcpConfig& c) { c.interleave = 0; });
   refused(ErrorCode::kInvalidArgument, "does not divide the page size (32)", [](PcpConfig& c) { c.interleave = 3; });
@@ -159,7 +192,7 @@ TEST(PcpAttention, RefusesBatches) {
   PcpAttention attention(pcp_context(), *groups[0], PcpCase(three_requests()).config());
   const std::vector<int32_t> cu_q{0, 2, 3}, seq_lens{1, 4}, descending{0, 2, 1}, late{1, 2, 3};
   const auto refused = [&](const char* text, const PcpBatch& batch) {
-    expect_refusal(ErrorCode::kInvalidArgument, text, [&] { attention.plan(batch); });
+    expect_error(ErrorCode::kInvalidArgument, text, [&] { attention.plan(batch); });
   };
   refused("request 0: seq_lens is 1; it has 2 new tokens", {2, cu_q.data(), seq_lens.data()});
   refused("request 1: cu_q descends", {2, descending.data(), cu_q.data() + 1});
@@ -185,7 +218,7 @@ TEST(PcpAttention, RefusesArgumentsBeforeAnythingIsSentOrWritten) {
       PcpArgs args = divided.args(0);
       const std::vector<std::byte> before = divided.ranks[0].out;
       change(args);
-      expect_refusal(ErrorCode::kInvalidArgument, text, [&] { attention.run(plan, args, memory); });
+      expect_error(ErrorCode::kInvalidArgument, text, [&] { attention.run(plan, args, memory); });
       EXPECT_EQ(divided.ranks[0].out, before);
     };
     refused("q has 3 tokens; the plan has", [](PcpArgs& a) { a.q.shape[0] = 3; });
@@ -204,15 +237,15 @@ TEST(PcpAttention, RefusesArgumentsBeforeAnythingIsSentOrWritten) {
             [](PcpArgs& a) { a.k_scale.granularity = ScaleGranularity::kPerRequest; });
     refused("k_scale", [&](PcpArgs& a) { a.k_scale = {1.0f, zeros.data(), ScaleGranularity::kPerRequest}; });
     const PcpArgs args = divided.args(0);
-    expect_refusal(ErrorCode::kWorkspaceTooSmall, "are needed", [&] {
+    expect_error(ErrorCode::kWorkspaceTooSmall, "are needed", [&] {
       attention.run(plan, args, {workspace.data(), workspace.bytes() - 1});
     });
-    expect_refusal(ErrorCode::kInvalidArgument, "256", [&] {
+    expect_error(ErrorCode::kInvalidArgument, "256", [&] {
       attention.run(plan, args, {static_cast<std::byte*>(workspace.data()) + 4, workspace.bytes()});
     });
     attention.plan(divided.batch());
-    expect_refusal(ErrorCode::kStalePlan, "planned again", [&] { attention.run(plan, args, memory); });
-    expect_refusal(ErrorCode::kStalePlan, "planned again", [&] { attention.workspace_size(plan); });
+    expect_error(ErrorCode::kStalePlan, "planned again", [&] { attention.run(plan, args, memory); });
+    expect_error(ErrorCode::kStalePlan, "planned again", [&] { attention.workspace_size(plan); });
   }
 }
 
@@ -220,8 +253,8 @@ TEST(PcpAttention, RanksOfDifferentBatchesAllThrow) {
   const auto refused = [](const PcpSetup& of_one, const PcpSetup& of_the_other) {
     run_ranks(2, [&](ProcessGroup& group) {
       PcpCase divided(group.rank() == 0 ? of_one : of_the_other);
-      expect_refusal(ErrorCode::kInvalidArgument, "runs another batch or configuration than rank",
-                     [&] { divided.run(group, pcp_context()); });
+      expect_error(ErrorCode::kInvalidArgument, "runs another batch or configuration than rank",
+                   [&] { divided.run(group, pcp_context()); });
     });
   };
   const PcpSetup setup = three_requests();
@@ -239,7 +272,7 @@ TEST(PcpAttention, RanksOfDifferentBatchesAllThrow) {
   other.whole.requests.push_back({40, 40});
   run_ranks(2, [&](ProcessGroup& group) {
     PcpCase divided(group.rank() == 0 ? setup : other);
-    expect_refusal(ErrorCode::kUnavailable, "", [&] { divided.run(group, pcp_context()); });
+    expect_error(ErrorCode::kUnavailable, "", [&] { divided.run(group, pcp_context()); });
   });
 }
 
@@ -254,7 +287,7 @@ TEST(PcpAttention, RanksOfDifferentScalesAllThrow) {
     setup.exchange = exchange;
     run_ranks(2, [&](ProcessGroup& group) {
       PcpCase divided(setup);
-      expect_refusal(ErrorCode::kInvalidArgument, text, [&] {
+      expect_error(ErrorCode::kInvalidArgument, text, [&] {
         run_changed(divided, group, [&](PcpArgs& args) {
           if (group.rank() == 1) change(args);
         });

@@ -4,13 +4,13 @@
 #include <cmath>
 #include <cstring>
 
-#include "attention/cache_args.hpp"
 #include "attention/run_args.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
 #include "distributed/combine_call.hpp"
 #include "distributed/dcp_state.hpp"
 #include "distributed/pcp_state.hpp"
+#include "folio/distributed/context_parallel.hpp"
 #include "folio/kv_cache.hpp"
 #include "folio/merge.hpp"
 #include "folio/page_table.hpp"
@@ -30,42 +30,106 @@ int64_t PcpState::piece_rows(int32_t max_tokens) const {
   return int64_t{max_tokens} + core::ceil_div(static_cast<int64_t>(sizeof(PcpHeader)), fresh_row());
 }
 
-PcpLayout pcp_layout(const PcpState& state, const PcpPlan& plan) {
-  if (plan.step != state.step) core::fail(ErrorCode::kStalePlan, "the PcpAttention has planned again since");
+int32_t max_rank_tokens(const GraphBounds& bounds, int32_t world) {
+  const int64_t share = int64_t{bounds.max_tokens} / world + 2 * int64_t{bounds.max_requests};
+  return static_cast<int32_t>(std::min<int64_t>(share, bounds.max_tokens));
+}
+
+int32_t PcpState::max_fresh_pages(int32_t num_requests, int32_t max_tokens) const {
+  const int64_t tokens = std::min<int64_t>(config.bounds->max_tokens, int64_t{world()} * max_tokens);
+  return core::checked_cast<int32_t>(tokens / kFreshPage + num_requests);
+}
+
+int32_t PcpState::max_table_pages(int32_t num_requests) const {
+  const int32_t tokens = max_dcp_context_len(config.bounds->max_kv_len, world(), config.interleave);
+  return core::checked_cast<int32_t>(core::checked_mul(int64_t{pages_for(tokens, attention().page_size)},
+                                                       2 * int64_t{world()}, int64_t{num_requests}));
+}
+
+namespace {
+
+/// What the parts of a workspace depend on.
+struct PcpSizes {
+  int32_t max_tokens = 0;
+  PcpExchange exchange = PcpExchange::kAutomatic;
+  int64_t fresh_pages = 0;
+  int64_t table_pages = 0;
+  int64_t own_rows = 0;
+  int64_t older_rows = 0;
+  size_t attention_bytes = 0;
+};
+
+PcpSizes sizes_within_bounds(const PcpState& state, int32_t num_requests, int32_t max_tokens) {
+  PcpSizes sizes;
+  sizes.max_tokens = max_tokens;
+  sizes.exchange = PcpExchange::kPassQ;
+  sizes.fresh_pages = state.max_fresh_pages(num_requests, max_tokens);
+  sizes.table_pages = state.max_table_pages(num_requests);
+  sizes.own_rows = 2 * int64_t{num_requests};
+  sizes.older_rows = state.world() * (sizes.own_rows + 1);
+  sizes.attention_bytes = std::max(folio::workspace_size(state.fresh_op), folio::workspace_size(state.shard_op));
+  return sizes;
+}
+
+PcpSizes sizes_of(const PcpState& state, const PcpPlan& plan) {
+  if (state.bounded()) return sizes_within_bounds(state, plan.num_requests, plan.max_tokens);
+  PcpSizes sizes;
+  sizes.max_tokens = plan.max_tokens;
+  sizes.exchange = plan.exchange;
+  sizes.fresh_pages = state.fresh_pages;
+  if (plan.exchange != PcpExchange::kAutomatic) sizes.table_pages = state.table_indptr(plan.exchange).back();
+  sizes.own_rows = state.own.size();
+  sizes.older_rows = state.older_rows(plan.exchange).size();
+  if (plan.fresh) sizes.attention_bytes = folio::workspace_size(*plan.fresh);
+  if (plan.older) sizes.attention_bytes = std::max(sizes.attention_bytes, folio::workspace_size(*plan.older));
+  return sizes;
+}
+
+PcpLayout layout_of(const PcpState& state, const PcpSizes& sizes) {
   PcpLayout layout;
-  if (plan.max_tokens == 0) return layout;
+  if (sizes.max_tokens == 0) return layout;
   const AttentionConfig& c = state.attention();
-  const int64_t world = state.world(), tokens = plan.max_tokens;
+  const int64_t world = state.world(), tokens = sizes.max_tokens;
   const auto take = [&layout](int64_t a, int64_t b, int64_t bytes) {
     const size_t begin = layout.total;
     layout.total =
         core::checked_add(begin, attention::round_up_to_alignment(static_cast<size_t>(core::checked_mul(a, b, bytes))));
     return begin;
   };
-  layout.pieces = take(world, state.piece_rows(plan.max_tokens), state.fresh_row());
-  layout.fresh = take(state.fresh_pages, kFreshPage, state.fresh_row());
+  layout.pieces = take(world, state.piece_rows(sizes.max_tokens), state.fresh_row());
+  layout.fresh = take(sizes.fresh_pages, kFreshPage, state.fresh_row());
   layout.num_states = 1;
-  if (plan.exchange == PcpExchange::kPassQ) {
+  if (sizes.exchange == PcpExchange::kPassQ) {
     layout.num_states += state.world();
     layout.queries = take(world * tokens, int64_t{c.num_q_heads} * c.head_dim_qk, size_of(c.q));
     layout.sent = take(world * tokens, state.partial_row(), sizeof(float));
-    layout.table = take(state.shard.indptr.back(), 1, sizeof(int32_t));
-  } else if (plan.exchange == PcpExchange::kPassKv) {
+    layout.table = take(sizes.table_pages, 1, sizeof(int32_t));
+  } else if (sizes.exchange == PcpExchange::kPassKv) {
     layout.num_states += 1;
     const int64_t key = core::checked_mul(state.older_tokens, int64_t{c.num_kv_heads}, int64_t{size_of(c.kv)});
     layout.older_values = static_cast<size_t>(core::checked_mul(key, int64_t{c.head_dim_qk}));
     layout.older_piece =
         core::checked_add(layout.older_values, static_cast<size_t>(core::checked_mul(key, int64_t{c.head_dim_v})));
     layout.older = take(world, static_cast<int64_t>(layout.older_piece), 1);
-    layout.table = take(state.older_indptr.back(), 1, sizeof(int32_t));
+    layout.table = take(sizes.table_pages, 1, sizeof(int32_t));
   }
   layout.states = take(layout.num_states * tokens, state.partial_row(), sizeof(float));
-  layout.own_q_scale = take(state.own.size(), c.num_kv_heads, sizeof(float));
-  layout.row_scales = take(3 * int64_t{state.older_rows(plan.exchange).size()}, c.num_kv_heads, sizeof(float));
-  if (plan.fresh) layout.attention_bytes = folio::workspace_size(*plan.fresh);
-  if (plan.older) layout.attention_bytes = std::max(layout.attention_bytes, folio::workspace_size(*plan.older));
+  layout.own_q_scale = take(sizes.own_rows, c.num_kv_heads, sizeof(float));
+  layout.row_scales = take(3 * sizes.older_rows, c.num_kv_heads, sizeof(float));
+  layout.attention_bytes = sizes.attention_bytes;
   layout.attention = take(static_cast<int64_t>(layout.attention_bytes), 1, 1);
   return layout;
+}
+
+}  // namespace
+
+PcpLayout pcp_layout(const PcpState& state, const PcpPlan& plan) {
+  if (plan.step != state.step) core::fail(ErrorCode::kStalePlan, "the PcpAttention has planned again since");
+  return layout_of(state, sizes_of(state, plan));
+}
+
+PcpLayout pcp_layout(const PcpState& state) {
+  return layout_of(state, sizes_within_bounds(state, state.config.bounds->max_requests, state.max_rank_tokens()));
 }
 
 namespace {
@@ -119,7 +183,7 @@ class Run {
   }
 
  private:
-  int64_t tokens() const { return plan_.num_tokens; }
+  int64_t tokens() const { return state_.rows(plan_); }
   int64_t rank() const { return state_.group->rank(); }
   int64_t head_stride() const { return config_.head_dim_v + kLsePadding; }
   float* floats(size_t offset) const { return reinterpret_cast<float*>(memory_ + offset); }
@@ -130,13 +194,6 @@ class Run {
     return memory_ + layout_.older + of_rank * ssize(layout_.older_piece);
   }
   static int64_t ssize(size_t size) { return static_cast<int64_t>(size); }
-
-  void check_rows(const char* name, const ConstTensorView& tensor, DType dtype, int64_t heads, int64_t dim) const {
-    attention::check_tensor(name, tensor, heads, dim);
-    core::require(tensor.dtype == dtype, name, " is ", tensor.dtype, "; it must be ", dtype);
-    core::require(tensor.shape[0] >= tokens(), name, " has ", tensor.shape[0], " tokens; the plan has ", tokens());
-    core::require(tensor.data != nullptr || tokens() == 0, name, " has no memory");
-  }
 
   static bool is_per_request(const Scale& scale) {
     return scale.granularity == ScaleGranularity::kPerRequest ||
@@ -182,13 +239,23 @@ class Run {
     row_v_scale_ = for_rows_of(rows, args_.v_scale, memory + 2 * each);
   }
 
+  void check_capture() const {
+    const attention::GpuBackend* const gpu = state_.gpu();
+    if (gpu == nullptr || !gpu->is_capturing(stream_)) return;
+    core::require(state_.bounded(), "the stream is captured; graphs need PcpConfig::bounds");
+    core::require(state_.world() == 1 || state_.group->enqueues(),
+                  "the stream is captured, and the group's operations wait on the host: graphs need a group whose "
+                  "ProcessGroup::enqueues is true");
+  }
+
   void check(Workspace workspace) {
     attention::check_stream(state_.fresh_op.state(), stream_);
+    check_capture();
     attention::check_workspace(workspace, layout_.total);
-    check_rows("q", args_.q, config_.q, config_.num_q_heads, config_.head_dim_qk);
-    check_rows("k", args_.k, config_.ragged_kv, config_.num_kv_heads, config_.head_dim_qk);
-    check_rows("v", args_.v, config_.ragged_kv, config_.num_kv_heads, config_.head_dim_v);
-    check_rows("out", args_.out, config_.out, config_.num_q_heads, config_.head_dim_v);
+    check_rows("q", args_.q, config_.q, tokens(), config_.num_q_heads, config_.head_dim_qk);
+    check_rows("k", args_.k, config_.ragged_kv, tokens(), config_.num_kv_heads, config_.head_dim_qk);
+    check_rows("v", args_.v, config_.ragged_kv, tokens(), config_.num_kv_heads, config_.head_dim_v);
+    check_rows("out", args_.out, config_.out, tokens(), config_.num_q_heads, config_.head_dim_v);
     check_scale("q_scale", args_.q_scale);
     check_scale("k_scale", args_.k_scale);
     check_scale("v_scale", args_.v_scale);
@@ -245,7 +312,12 @@ class Run {
 
   const int32_t* ints(size_t array) const { return state_.image.at<int32_t>(array); }
 
-  /// A row for every entry of `indptr` but the last, which lies at `array`.
+  /// A row for every entry of `indptr` but the last, which lies at `array`. With bounds there may be `most` indices in
+  /// later steps: what is captured must not know this step's number.
+  PageTableView table_of(const std::vector<int32_t>& indptr, size_t array, const int32_t* indices, int32_t most) const {
+    const int32_t entries = state_.bounded() ? most : indptr.back();
+    return csr_table({indices, static_cast<size_t>(entries)}, {ints(array), indptr.size()});
+  }
   PageTableView table_of(const std::vector<int32_t>& indptr, size_t array, const int32_t* indices) const {
     return csr_table({indices, static_cast<size_t>(indptr.back())}, {ints(array), indptr.size()});
   }
@@ -278,7 +350,8 @@ class Run {
 
   KvCacheView fresh_cache() const {
     KvCacheShape shape;
-    shape.num_pages = state_.fresh_pages;
+    shape.num_pages =
+        state_.bounded() ? state_.max_fresh_pages(plan_.num_requests, plan_.max_tokens) : state_.fresh_pages;
     shape.page_size = kFreshPage;
     shape.num_kv_heads = config_.num_kv_heads;
     shape.head_dim_qk = config_.head_dim_qk;
@@ -291,7 +364,8 @@ class Run {
   SegmentArgs fresh_segment() const {
     SegmentArgs segment;
     segment.cache = fresh_cache();
-    segment.table = table_of(state_.fresh.indptr, state_.arrays.fresh_indptr, ints(state_.arrays.fresh_indices));
+    segment.table = table_of(state_.fresh.indptr, state_.arrays.fresh_indptr, ints(state_.arrays.fresh_indices),
+                             static_cast<int32_t>(state_.fresh.indices.size()));
     return segment;
   }
 
@@ -403,7 +477,8 @@ class Run {
   SegmentArgs shard_segment() const {
     SegmentArgs segment;
     segment.cache = args_.cache;
-    segment.table = table_of(state_.shard.indptr, state_.arrays.table_indptr, table_memory());
+    segment.table = table_of(state_.shard.indptr, state_.arrays.table_indptr, table_memory(),
+                             state_.bounded() ? state_.max_table_pages(plan_.num_requests) : 0);
     segment.k_scale = row_k_scale_;
     segment.v_scale = row_v_scale_;
     return segment;
@@ -514,6 +589,11 @@ class Run {
 
 size_t PcpAttention::workspace_size(const PcpPlan& plan) const {
   return pcp_layout(*state_, plan).total;
+}
+
+size_t PcpAttention::workspace_size() const {
+  core::require(state_->bounded(), "without a plan only PcpConfig::bounds says how much a step needs");
+  return pcp_layout(*state_).total;
 }
 
 void PcpAttention::run(const PcpPlan& plan, const PcpArgs& args, Workspace workspace, Stream stream) {

@@ -50,6 +50,8 @@ class StepImage {
     std::copy_n(reinterpret_cast<const std::byte*>(values.data()), values.size() * sizeof(T), bytes_.data() + begin);
     return begin;
   }
+  /// So many bytes will do from here on: the memory does not move while images are no larger.
+  void reserve(const attention::GpuBackend& gpu, size_t bytes);
   /// To be called once all arrays are there.
   void place(const attention::GpuBackend* gpu, Stream stream);
   template <typename T>
@@ -80,6 +82,9 @@ struct StepArrays {
   };
   std::vector<Table> gathered{};  ///< [W]
 };
+
+/// The most tokens of a rank in any batch within the bounds: of a request a rank has two chunks, rounded up.
+int32_t max_rank_tokens(const GraphBounds& bounds, int32_t world);
 
 /// What a PcpAttention owns.
 struct PcpState {
@@ -127,6 +132,14 @@ struct PcpState {
   int64_t fresh_row() const;
   /// Rows of the piece that one rank sends of k and v: its tokens, padded, and rows that hold its PcpHeader.
   int64_t piece_rows(int32_t max_tokens) const;
+  bool bounded() const { return config.bounds.has_value(); }
+  int32_t max_rank_tokens() const { return distributed::max_rank_tokens(*config.bounds, world()); }
+  /// Rows of a rank's tensors that runs of the plan touch.
+  int32_t rows(const PcpPlan& plan) const { return bounded() ? plan.max_tokens : plan.num_tokens; }
+  /// With bounds, of any step of so many requests and tokens a rank: pages of its new tokens, and entries that are read
+  /// of the caches' table.
+  int32_t max_fresh_pages(int32_t num_requests, int32_t max_tokens) const;
+  int32_t max_table_pages(int32_t num_requests) const;
   /// The rows that meet older tokens.
   const ChunkRows& older_rows(PcpExchange exchange) const { return exchange == PcpExchange::kPassQ ? all : own; }
   /// [table_row's entries + 1], pages that are read of the caches' table.
@@ -167,5 +180,7 @@ struct PcpLayout {
   size_t total = 0;
 };
 PcpLayout pcp_layout(const PcpState& state, const PcpPlan& plan);
+/// Of any plan within the bounds.
+PcpLayout pcp_layout(const PcpState& state);
 
 }  // namespace folio::inline v0::distributed

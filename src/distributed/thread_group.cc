@@ -33,6 +33,7 @@ class Meeting {
   Meeting(int32_t world, std::chrono::milliseconds timeout) : timeout_(timeout), calls_(static_cast<size_t>(world)) {}
 
   int32_t world() const { return static_cast<int32_t>(calls_.size()); }
+  std::chrono::milliseconds timeout() const noexcept { return timeout_; }
 
   /// What rank `rank` sends, between the two meetings of an operation.
   const void* sent_by(int32_t rank) const { return calls_[static_cast<size_t>(rank)].send; }
@@ -132,6 +133,7 @@ class ThreadGroup final : public ProcessGroup {
   int32_t rank() const noexcept override { return rank_; }
   int32_t size() const noexcept override { return meeting_->world(); }
   Device device() const noexcept override { return device_; }
+  std::chrono::milliseconds timeout() const noexcept override { return meeting_->timeout(); }
 
   void all_gather(const void* send, void* recv, size_t bytes, Stream stream) override {
     check(stream);

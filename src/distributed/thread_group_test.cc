@@ -140,6 +140,7 @@ TEST(ThreadGroup, AFailureStaysAndHasItsFirstReason) {
 
 TEST(ThreadGroup, TimesOut) {
   auto groups = make_thread_groups(2, {milliseconds(20)});
+  EXPECT_EQ(groups[0]->timeout(), milliseconds(20));
   try {
     groups[0]->barrier();
     ADD_FAILURE() << "rank 1 never came";

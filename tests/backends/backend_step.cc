@@ -195,6 +195,7 @@ void run_backend(DcpCase& whole, BackendKind kind, distributed::ProcessGroup& gr
     if (hooks.built) hooks.built(metadata);
     const TensorView cache = cache_tensor(args.cache, 0);
     home.run_layers([&] {
+      if (hooks.builds_with_layers) metadata = builder.build(0, batch, /*fast_build=*/false, home.stream());
       impl.do_kv_cache_update(scales, key, value, cache, metadata.slot_mapping, home.stream());
       impl.forward(scales, args.q, key, value, cache, &metadata, args.out, {}, home.stream());
     });

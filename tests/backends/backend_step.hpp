@@ -30,6 +30,7 @@ using Change = std::function<void(EngineConfig& engine, CommonAttentionMetadata&
 struct FlashAttentionHooks {
   std::function<void(FlashAttentionOptions& options)> options;
   std::function<void(FlashAttentionMetadata& metadata)> built;
+  bool builds_with_layers = false;  ///< once more, where Home::run_layers enqueues the layers
 };
 
 /// Where a step's arrays lie while it runs: in the case's own memory.

@@ -7,9 +7,10 @@
 #include <functional>
 #include <map>
 
-#include "captured_graph.hpp"
+#include "device_array.hpp"
 #include "folio/backends/flashinfer/wrappers.hpp"
 #include "folio/distributed.hpp"
+#include "platform/cuda/captured_graph_test_util.hpp"
 #include "replayed_steps.hpp"
 
 namespace folio::cuda_test {

@@ -11,12 +11,9 @@
 
 #include "attention/table_checks_test_util.hpp"
 #include "folio/folio.hpp"
+#include "platform/cuda/captured_graph_test_util.hpp"
 
 namespace folio::cuda_test {
-
-inline void check(cudaError_t status) {
-  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
-}
 
 /// An array in device memory.
 template <typename T>
@@ -59,21 +56,6 @@ inline int repeats(int on_gpu) {
   return on_gpu;
 #endif
 }
-
-/// A stream of the test's own.
-class TestStream {
- public:
-  TestStream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
-  ~TestStream() { static_cast<void>(cudaStreamDestroy(stream_)); }
-  TestStream(const TestStream&) = delete;
-  TestStream& operator=(const TestStream&) = delete;
-  cudaStream_t native() const { return stream_; }
-  Stream get() const { return {stream_}; }
-  void wait() const { check(cudaStreamSynchronize(stream_)); }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
 
 /// Skips where there is no GPU, and says so.
 class CudaTest : public ::testing::Test {

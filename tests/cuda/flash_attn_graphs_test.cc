@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <map>
 
-#include "captured_graph.hpp"
+#include "device_array.hpp"
+#include "platform/cuda/captured_graph_test_util.hpp"
 #include "replayed_steps.hpp"
 
 namespace folio::cuda_test {

@@ -4,7 +4,8 @@
 #include <memory>
 #include <random>
 
-#include "captured_graph.hpp"
+#include "device_array.hpp"
+#include "platform/cuda/captured_graph_test_util.hpp"
 
 /// Batches that fill the bounds of their op to the last request, token and key: nothing of the plan's memory is spare.
 namespace folio::cuda_test {

@@ -1,8 +1,9 @@
 // ContextOptions::validate_tables on a GPU.
 #include <gmock/gmock.h>
 
-#include "captured_graph.hpp"
 #include "core/error_test_util.hpp"
+#include "device_array.hpp"
+#include "platform/cuda/captured_graph_test_util.hpp"
 #include "serving_step.hpp"
 
 namespace folio::cuda_test {

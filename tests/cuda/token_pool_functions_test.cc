@@ -6,9 +6,10 @@
 #include <string>
 #include <thread>
 
-#include "captured_graph.hpp"
+#include "device_array.hpp"
 #include "folio/backends/token_pool.hpp"
 #include "folio/page_table.hpp"
+#include "platform/cuda/captured_graph_test_util.hpp"
 #include "twin_array.hpp"
 
 namespace folio::cuda_test {

@@ -2,10 +2,11 @@
 // results are right is src/backends/flashinfer/wrappers_test.cc's business, which runs on both devices.
 #include <cmath>
 
-#include "captured_graph.hpp"
+#include "device_array.hpp"
 #include "device_layers.hpp"
 #include "folio/backends/flashinfer/wrappers.hpp"
 #include "folio/page_table.hpp"
+#include "platform/cuda/captured_graph_test_util.hpp"
 
 namespace folio::cuda_test {
 namespace {

@@ -118,6 +118,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   cudaDeviceGetAttribute(&properties->major, cudaDevAttrComputeCapabilityMajor, device);
   cudaDeviceGetAttribute(&properties->minor, cudaDevAttrComputeCapabilityMinor, device);
   properties->totalGlobalMem = size_t{8} << 30;
+  properties->uuid.bytes[0] = static_cast<char>(device + 1);
   return result(cudaSuccess);
 }
 cudaError_t cudaDeviceSynchronize() {
@@ -127,7 +128,12 @@ cudaError_t cudaDeviceSynchronize() {
 }
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   *total = size_t{8} << 30;
-  *free = size_t{6} << 30;
+  const std::lock_guard lock(runtime().mutex);
+  size_t used = size_t{2} << 30;
+  for (const auto& [data, memory] : runtime().memory) {
+    if (memory.on_device && memory.device == current_device) used += memory.bytes;
+  }
+  *free = *total - std::min(used, *total);
   return result(cudaSuccess);
 }
 

@@ -1,6 +1,7 @@
 #include "emulated_gpu.hpp"
 
 #include <cstring>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -105,6 +106,10 @@ class EmulatedGpu final : public GpuBackend {
                                         [](std::byte* data) { ::operator delete[](data, std::align_val_t(256)); });
   }
   std::shared_ptr<void> allocate_page_locked(size_t bytes) const override { return allocate(bytes); }
+  GpuIdentity identity() const override { return {}; }
+  bool reach(const GpuIdentity&) const override { return false; }
+  std::optional<GpuMemoryName> name_memory(void*) const override { return std::nullopt; }
+  std::shared_ptr<void> open_memory(const GpuMemoryName&) const override { return nullptr; }
   void copy(void* to, const void* from, size_t bytes, Stream) const override { std::memcpy(to, from, bytes); }
   void upload(void* to, const void* from, size_t bytes, Stream) const override { std::memcpy(to, from, bytes); }
   void download(void* to, const void* from, size_t bytes, Stream) const override { std::memcpy(to, from, bytes); }
@@ -124,6 +129,8 @@ class EmulatedGpu final : public GpuBackend {
   void enqueue(const cuda::ArrangeParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::ShardBatchParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::CompareHeadersParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::PeerQueriesParams&, Stream) const override { refuse(); }
+  void enqueue(const cuda::PeerCombineParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::SumParams&, Stream) const override { refuse(); }
   void enqueue(const cuda::QuantizeFp8Params&, Stream) const override { refuse(); }
   void enqueue(const cuda::Nvfp4Params&, Stream) const override { refuse(); }

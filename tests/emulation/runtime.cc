@@ -1,6 +1,7 @@
 #include "runtime.hpp"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -120,15 +121,18 @@ cudaError_t allocate(void** data, size_t bytes, bool on_device) {
   if (bytes == 0) return cudaSuccess;
   constexpr size_t kLarge = size_t{64} << 20;
   constexpr size_t kMost = size_t{64} << 30;
-  if (bytes > kMost) return cudaErrorMemoryAllocation;
-  const bool mapped = bytes >= kLarge;  // takes no memory until it is written
+  const char* const most = std::getenv("FOLIO_EMULATED_MOST_BYTES");  // of one allocation, for tests of failures
+  if (bytes > (most == nullptr ? kMost : static_cast<size_t>(std::atoll(most)))) return cudaErrorMemoryAllocation;
+  // Large blocks take no memory until they are written. Smaller ones of some size can be given a name (peer_memory.cc).
+  constexpr size_t kNamed = size_t{1} << 20;
+  const bool mapped = bytes >= (on_device ? kNamed : kLarge);
   if (mapped) {
     *data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (*data == MAP_FAILED) *data = nullptr;
   } else {
     *data = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-    if (*data != nullptr) std::memset(*data, 0xff, bytes);
   }
+  if (*data != nullptr && bytes < kLarge) std::memset(*data, 0xff, bytes);
   if (*data == nullptr) return cudaErrorMemoryAllocation;
   const std::lock_guard lock(runtime().mutex);
   runtime().memory[static_cast<const std::byte*>(*data)] = {bytes, on_device, current_device, mapped};
@@ -158,6 +162,7 @@ cudaError_t free_memory(void* data, bool on_device) {
   for (const auto& stream : streams_of(memory.device)) stream->wait();  // as freeing does on a GPU
   if (memory.mapped) {
     munmap(data, memory.bytes);
+    if (memory.file >= 0) close(memory.file);
   } else {
     std::free(data);
   }

@@ -130,7 +130,8 @@ struct Memory {
   size_t bytes;
   bool on_device;
   int32_t device;
-  bool mapped;  ///< by mmap
+  bool mapped;        ///< by mmap
+  int32_t file = -1;  ///< that other processes map too, once the memory has a name there
 };
 
 struct Runtime {

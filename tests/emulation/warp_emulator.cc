@@ -2,14 +2,19 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <limits>
 #include <map>
 #include <mutex>
 #include <new>
 #include <stdexcept>
+#include <thread>
 #include <unordered_map>
 #include <vector>
+
+#include "waiting_grids.hpp"
 
 // The variables of device_launch_parameters.h, which declares them const.
 extern "C" {
@@ -123,6 +128,8 @@ struct Grid {
   uint64_t random = 1;
   int64_t idle = 0;
   const std::function<void()>* body = nullptr;
+  size_t shared_bytes = 0;
+  bool waits_for_grids = false;  ///< some thread does, since the last turn of other grids
 };
 Grid* grid = nullptr;
 std::mutex one_grid;
@@ -237,6 +244,25 @@ void complete_any() {
   std::abort();
 }
 
+/// Other grids' turn. They overwrite what grids have in common, which is kept here in the meantime.
+void let_grids_run() {
+  constexpr std::chrono::microseconds kTurn(20);
+  Grid* const mine = grid;
+  const uint3 block = folio_block_index;
+  const dim3 block_size = folio_block_size;
+  const std::vector<unsigned char> shared(mine->base, mine->base + mine->shared_bytes);
+  one_grid.unlock();
+  std::this_thread::sleep_for(kTurn);
+  one_grid.lock();
+  std::copy(shared.begin(), shared.end(), mine->base);
+  folio_block_index = block;
+  folio_block_size = block_size;
+  folio_grid_size = mine->blocks;
+  grid = mine;
+  grid->waits_for_grids = false;
+  grid->idle = 0;
+}
+
 void run_block() {
   for (int32_t i = 0; i < grid->threads; ++i) {
     auto* top = reinterpret_cast<void**>(grid->memory[static_cast<size_t>(i)] + kStackBytes);
@@ -262,6 +288,7 @@ void run_block() {
     }
     const auto due = next_random() % 4;
     for (uint32_t n = 0; n < due; ++n) complete_any();
+    if (grid->waits_for_grids) let_grids_run();
     if (++grid->idle > 200000) throw std::runtime_error("the emulated CTA stands still");
   }
 }
@@ -279,20 +306,44 @@ void yield() {
   folio_emulation_switch(&grid->stacks[static_cast<size_t>(grid->current)], grid->main_stack);
 }
 
+void let_other_grids_run() {
+  grid->waits_for_grids = true;
+  yield();
+}
+
 namespace {
 
-/// Memory for the stacks of `threads` fibers; pages that no fiber touches take none.
-unsigned char* stacks_for(int32_t threads) {
-  constexpr size_t kMost = 1024;
-  if (threads > static_cast<int32_t>(kMost)) throw std::runtime_error("a CTA has at most 1024 threads");
-  static unsigned char* const stacks = [] {
-    void* const memory =
-        mmap(nullptr, kMost * kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+constexpr size_t kMostThreads = 1024;
+
+/// Memory for the stacks of a grid's fibers; pages that no fiber touches take none. Grids that wait for others keep
+/// theirs, so that there are several; one_grid guards which are free.
+class Stacks {
+ public:
+  Stacks() : memory_(take()) {}
+  ~Stacks() { free().push_back(memory_); }
+  Stacks(const Stacks&) = delete;
+  Stacks& operator=(const Stacks&) = delete;
+  unsigned char* of(int32_t thread) const { return memory_ + static_cast<size_t>(thread) * kStackBytes; }
+
+ private:
+  static std::vector<unsigned char*>& free() {
+    static std::vector<unsigned char*> all;
+    return all;
+  }
+  static unsigned char* take() {
+    if (!free().empty()) {
+      unsigned char* const last = free().back();
+      free().pop_back();
+      return last;
+    }
+    void* const memory = mmap(nullptr, kMostThreads * kStackBytes, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     return static_cast<unsigned char*>(memory);
-  }();
-  return stacks;
-}
+  }
+
+  unsigned char* memory_;
+};
 
 void run_blocks(Grid& state, size_t shared_bytes) {
   uint3& block = folio_block_index;
@@ -322,8 +373,11 @@ void run_blocks(Grid& state, size_t shared_bytes) {
 void run_grid(const dim3& blocks, int32_t threads, size_t shared_bytes, uint64_t seed,
               const std::function<void()>& body) {
   if (shared_bytes + 1024 > sizeof(dynamic_shared_memory)) throw std::runtime_error("too much shared memory");
+  if (threads > static_cast<int32_t>(kMostThreads)) throw std::runtime_error("a CTA has at most 1024 threads");
   const std::lock_guard lock(one_grid);
+  const Stacks stacks;
   Grid state;
+  state.shared_bytes = shared_bytes;
   state.blocks = blocks;
   state.threads = threads;
   state.body = &body;
@@ -331,8 +385,7 @@ void run_grid(const dim3& blocks, int32_t threads, size_t shared_bytes, uint64_t
   state.stacks.resize(static_cast<size_t>(threads));
   state.done.resize(static_cast<size_t>(threads));
   state.base = dynamic_shared_memory;
-  unsigned char* const stacks = stacks_for(threads);
-  for (int32_t i = 0; i < threads; ++i) state.memory.push_back(stacks + static_cast<size_t>(i) * kStackBytes);
+  for (int32_t i = 0; i < threads; ++i) state.memory.push_back(stacks.of(i));
   folio_block_size = dim3(static_cast<uint32_t>(threads));
   folio_grid_size = blocks;
   grid = &state;

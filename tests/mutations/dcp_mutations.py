@@ -12,6 +12,9 @@ AGREEMENT = DISTRIBUTED + "dcp_agreement.cc"
 SHARD_BATCH = "src/kernels/cuda/common/merge_states/shard_batch.hpp"
 THREADS = DISTRIBUTED + "thread_group.cc"
 SUMS = DISTRIBUTED + "rank_sum.cc"
+TRANSPORT = DISTRIBUTED + "dcp_transport.cc"
+PEERS = "src/kernels/cuda/common/peer_memory/peer_memory.hpp"
+RANKS = "src/kernels/cuda/common/merge_states/ranks.hpp"
 STEP = "src/backends/common/dcp_step.cc"
 
 rule = "combining ranks' results"
@@ -72,7 +75,17 @@ plant(rule, "all-heads-over-a2a", PLAN, "config.combine == DcpCombine::kAllGathe
 plant(rule, "partials-in-the-models-dtype", PLAN, "  fresh.out = DType::kFloat32;\n", "", PLAN,
       "  cached.out = DType::kFloat32;\n", "")
 
+rule = "peer memory: what a machine without a GPU can catch"
+plant(rule, "transports-named-anyhow", TRANSPORT, """core::require(name == "peer", "transport is""", """core::require(true, "transport is""")
+plant(rule, "transports-name-swapped", TRANSPORT, 'return transport == DcpTransport::kGroup ? "group" : "auto";', 'return transport == DcpTransport::kGroup ? "auto" : "group";')
+plant(rule, "transports-not-compared", AGREEMENT, "\n      .add(config.transport)", "")
+plant(rule, "peer-memory-of-a-cpu", PLAN, "if (config.transport == DcpTransport::kPeer && context.device().type == DeviceType::kCpu) {", "if (false) {")
+plant(rule, "rank-0-missing-is-no-fault", PEERS, "static_cast<uint32_t>(missing + 1)", "static_cast<uint32_t>(missing)",
+      PEERS, "static_cast<int32_t>(word & 0xff) - 1", "static_cast<int32_t>(word & 0xff)")
+plant(rule, "heads-placed-by-rank", RANKS, "(owner.head / per_group * ranks + owner.rank) * per_group + owner.head % per_group", "owner.rank * heads + owner.head")
+
 rule = "groups of threads"
+plant(rule, "timeout-not-told", THREADS, "{ return meeting_->timeout(); }", "{ return std::chrono::minutes(5); }")
 plant(rule, "buffers-left-too-early", THREADS, "    meeting_->meet_inside();\n    if (gpu_failure_", "    if (gpu_failure_")
 plant(rule, "leaving-not-noticed", THREADS, '{ meeting_->fail("rank ", rank_, " has left it"); }', "= default;")
 plant(rule, "sums-in-another-order", SUMS, "std::copy_n(sent[0] + done, length, sums.data());\n    for (const float* const values : sent.subspan(1)) {",

@@ -26,3 +26,13 @@ plant(rule, "pcp-batch-decides-the-exchange", PLAN, "config_.determinism == Dete
 plant(rule, "pcp-new-tokens-at-position-0", PLAN, "first_new_.push_back(first_query(i));", "first_new_.push_back(0);")
 plant(rule, "pcp-dearer-exchange", PLAN, "planned.pass_kv_bytes < planned.pass_q_bytes", "planned.pass_kv_bytes > planned.pass_q_bytes")
 plant(rule, "pcp-scales-of-the-first-request", RUN, "request < 0 ? 1.0f : scale_of(scale, request, h)", "scale_of(scale, 0 * request, h)")
+
+rule = "steps of divided queries within bounds"
+plant(rule, "pcp-bounds-take-pass-kv", PLAN, "state_->can_pass_kv = !config.bounds && can_pass_kv(", "state_->can_pass_kv = can_pass_kv(")
+plant(rule, "pcp-padding-not-in-the-plan", PLAN, "return batch_.max_tokens > 0 ? batch_.max_tokens : max_pcp_tokens(cu_q(), world_);",
+      "return max_pcp_tokens(cu_q(), world_);")
+plant(rule, "pcp-rows-of-padding-not-asked-for", DISTRIBUTED + "pcp_state.hpp", "return bounded() ? plan.max_tokens : plan.num_tokens;", "return plan.num_tokens;")
+plant(rule, "pcp-longer-requests-than-bounds", PLAN, "core::require(batch_.seq_lens[i] <= bounds.max_kv_len,", "core::require(true,")
+plant(rule, "pcp-fewer-rows-than-tokens", PLAN, "batch_.max_tokens >= most && ", "")
+plant(rule, "pcp-workspace-of-one-request", RUN, "sizes_within_bounds(state, state.config.bounds->max_requests, state.max_rank_tokens())",
+      "sizes_within_bounds(state, 1, state.max_rank_tokens())")

@@ -131,11 +131,13 @@ def test_shares_of_lengths():
     assert folio.max_dcp_context_len(40, world, interleave) == -(-40 // 6) * 2 >= max(map(max, expected))
     assert folio.dcp_combine_from_name("a2a", 2) == folio.DcpCombine.ALL_TO_ALL
     assert folio.dcp_combine_from_name("ag_rs", 1) == folio.DcpCombine.ALL_GATHER_REDUCE_SCATTER
+    assert folio.dcp_transport_from_name("peer") == folio.DcpTransport.PEER
     assert folio.use_replicated_queries(None, "all_to_all", 2, 1)
     assert not folio.use_replicated_queries(True, "all_to_all", 1, 1)
     assert [folio.lse_lanes(dtype) for dtype in ("float32", "bfloat16")] == [1, 2]
     for call in (lambda: folio.get_dcp_local_seq_lens([-1], 2), lambda: folio.get_dcp_local_seq_lens([1], 2, 2),
                  lambda: folio.get_dcp_local_seq_lens([1], 0), lambda: folio.dcp_combine_from_name("ring", 2),
+                 lambda: folio.dcp_transport_from_name("nvls"),
                  lambda: folio.lse_lanes("float8_e4m3fn")):
         with pytest.raises(folio.InvalidArgument):
             call()
@@ -342,7 +344,12 @@ def test_bounds_are_the_same_on_all_ranks_and_hold_every_batch():
                                           page_size=16)
         bounds = folio.GraphBounds(max_requests=2, max_tokens=8, max_q_len=4, max_kv_len=64)
         dcp = folio.DcpAttention(CONTEXT, group, folio.DcpConfig(attention=attention, bounds=bounds))
-        assert dcp.plan(folio.DcpBatch([0, 1], [64])).num_tokens == 1
+        batch = folio.DcpBatch([0, 1], [64])
+        assert (batch.where, batch.num_tokens) == (folio.Where.HOST, 1)
+        plan = dcp.plan(batch)
+        assert plan.num_tokens == 1 and dcp.workspace_size() >= dcp.workspace_size(plan) > 0
+        with pytest.raises(folio.InvalidArgument, match=r"num_tokens is 2; with lengths on the host it is 0 or cu_q"):
+            dcp.plan(folio.DcpBatch([0, 1], [64], num_tokens=2))
         with pytest.raises(folio.InvalidArgument, match="request 0: seq_lens is 65; the bounds allow 64"):
             dcp.plan(folio.DcpBatch([0, 1], [65]))
         dcp.check()

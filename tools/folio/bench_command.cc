@@ -32,6 +32,7 @@ struct BenchFlags {
   bool pcp = false;
   std::string pcp_exchange = "automatic";
   std::string dcp_comm = "ag_rs";
+  std::string transport = "auto";
   int32_t dcp_interleave = 1;
   int32_t ranks_per_node = 8;
   std::string node_link = "450:6";
@@ -139,7 +140,10 @@ nlohmann::ordered_json json_of(const RanksResult& r, bool simulated) {
                                 {"one_rank_s", json_of(r.one_seconds)},
                                 {"layer_s", json_of(r.layer_seconds)},
                                 {"efficiency", json_of(r.efficiency)}};
-  if (!simulated) return row;
+  if (!simulated) {
+    row["over_peer_memory"] = r.over_peer_memory;
+    return row;
+  }
   row["rank_s"] = json_of(r.rank_seconds);
   row["operations"] = r.operations;
   row["bytes_sent"] = r.bytes_sent;
@@ -148,15 +152,15 @@ nlohmann::ordered_json json_of(const RanksResult& r, bool simulated) {
 }
 
 void print_ranks_header(std::FILE* out, const BenchFlags& flags) {
-  const std::string division =
-      flags.pcp ? "queries divided, exchange " + flags.pcp_exchange : "combine " + flags.dcp_comm;
+  const std::string division = flags.pcp ? "queries divided, exchange " + flags.pcp_exchange
+                                         : "combine " + flags.dcp_comm + ", transport " + flags.transport;
   if (flags.simulate) {
     fmt::print(out,
                "rank 0 of a simulated group, {}; {} ranks a node; links (GB/s:us) {} in a node, {} between nodes;\n"
                "rank: its kernels and copies, measured; links: by their model; ",
                division, flags.ranks_per_node, flags.node_link, flags.network_link);
   } else {
-    fmt::print(out, "one GPU a rank over NCCL, {}{};\n", division, flags.graph ? ", in graphs" : "");
+    fmt::print(out, "one GPU a rank, {}{};\n", division, flags.graph ? ", in graphs" : "");
   }
   fmt::print(out, "medians of {} alternating rounds [min-max]\n", flags.rounds);
   fmt::print(out, "{:>5}{:>6}{:>6}{:>9}  {:<26}{:<26}{:<11}", "ranks", "batch", "q", "kv", "one rank ms", "layer ms",
@@ -188,12 +192,16 @@ int bench_ranks(const BenchFlags& flags) {
   if (flags.graph && (!on_gpus || flags.pcp)) {
     throw Error(ErrorCode::kInvalidArgument, "--graph is for --device cuda, without --pcp");
   }
+  if (flags.transport != "auto" && (flags.simulate || flags.pcp)) {
+    throw Error(ErrorCode::kInvalidArgument, "--transport is for --device cuda, without --simulate and --pcp");
+  }
   const std::vector<BenchShape> shapes = shapes_of(flags);
   const Context context = flags.attention.context();
   const replay::StackConfig stack = flags.attention.stack(1);
   RanksOptions options;
   options.interleave = flags.dcp_interleave;
   options.graph = flags.graph;
+  options.transport = distributed::dcp_transport_from_name(flags.transport);
   options.divide_queries = flags.pcp;
   options.exchange = flags.pcp_exchange == "pass_q"    ? distributed::PcpExchange::kPassQ
                      : flags.pcp_exchange == "pass_kv" ? distributed::PcpExchange::kPassKv
@@ -223,6 +231,7 @@ int bench_ranks(const BenchFlags& flags) {
         {"simulated", flags.simulate},
         {"graph", flags.graph},
         {"pcp", flags.pcp},
+        {"transport", flags.transport},
         {flags.pcp ? "pcp_exchange" : "dcp_comm", flags.pcp ? flags.pcp_exchange : flags.dcp_comm},
         {"rounds", flags.rounds}};
     if (flags.simulate) {
@@ -292,9 +301,9 @@ Command add_bench_command(CLI::App& app) {
   command->add_option("--min-ms", flags->min_ms, "repeat a measurement within a round until it took so long")
       ->check(CLI::Range(0.001, 60000.0))
       ->capture_default_str();
-  command->add_option("--ranks", flags->ranks, "decode context parallelism: so many ranks divide every request's KV")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 1024));
+  auto* const ranks = command->add_option("--ranks", flags->ranks,
+                                          "decode context parallelism: so many ranks divide every request's KV");
+  ranks->delimiter(',')->check(CLI::Range(1, 1024));
   command->add_flag("--simulate", flags->simulate,
                     "with --ranks: this machine runs rank 0, whose links take what their rates say; else each rank "
                     "has a GPU");
@@ -305,9 +314,14 @@ Command add_bench_command(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--dcp-comm", flags->dcp_comm, "with --ranks: how they combine their results")
       ->check(CLI::IsMember({"ag_rs", "a2a"}))
+      ->needs(ranks)
+      ->capture_default_str();
+  command->add_option("--transport", flags->transport, "with --ranks on GPUs: by what they exchange")
+      ->check(CLI::IsMember({"auto", "group", "peer"}))
       ->capture_default_str();
   command->add_option("--dcp-interleave", flags->dcp_interleave, "with --ranks: neighbouring tokens on one rank")
       ->check(CLI::Range(1, 1 << 20))
+      ->needs(ranks)
       ->capture_default_str();
   command
       ->add_option("--ranks-per-node", flags->ranks_per_node,

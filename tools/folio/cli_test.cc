@@ -11,6 +11,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -41,12 +42,15 @@ std::string read_file(const std::filesystem::path& path) {
 /// A run of the program with its streams in files: pipes' usual case, not a terminal.
 class Process {
  public:
-  /// `other_out`: where standard output goes instead of a file; `most_memory`: bytes of address space, 0 = no limit.
+  /// `other_out`: where standard output goes instead of a file; `most_memory`: bytes of address space, 0 = no limit;
+  /// `launcher`: what starts the program, found in PATH.
   explicit Process(std::vector<std::string> arguments, const std::string& input = "/dev/null",
-                   const std::string& other_out = {}, size_t most_memory = 0) {
+                   const std::string& other_out = {}, size_t most_memory = 0,
+                   const std::vector<std::string>& launcher = {}) {
     static int count = 0;
     base_ = ::testing::TempDir() + "folio_cli_" + std::to_string(getpid()) + "_" + std::to_string(count++);
     arguments.insert(arguments.begin(), FOLIO_PROGRAM);
+    arguments.insert(arguments.begin(), launcher.begin(), launcher.end());
     std::vector<char*> argv;
     for (std::string& argument : arguments) argv.push_back(argument.data());
     argv.push_back(nullptr);
@@ -59,7 +63,7 @@ class Process {
       dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDERR_FILENO);
       const rlimit memory = {most_memory, most_memory};
       if (most_memory > 0) setrlimit(RLIMIT_AS, &memory);
-      execv(argv[0], argv.data());
+      execvp(argv[0], argv.data());
       _exit(127);
     }
   }
@@ -164,11 +168,74 @@ TEST(Cli, CascadesOfBackends) {
     const Outcome outcome = folio(small_replay({"--cascade", "auto", "--backend", backend}));
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     EXPECT_THAT(outcome.out, HasSubstr("auto: "));
-    const Outcome divided = folio(small_replay({"--cascade", "heuristic", "--backend", backend, "--dcp", "2"}));
+    const Outcome divided = folio(small_replay({"--cascade", "heuristic", "--backend", backend, "--ranks", "2"}));
     EXPECT_NE(divided.code, 0);
-    EXPECT_THAT(divided.err, HasSubstr("--cascade heuristic is for --dcp 1"));
+    EXPECT_THAT(divided.err, HasSubstr("--cascade heuristic is for --ranks 1"));
   }
 }
+
+/// A replay over a divided cache, whose bits depend on neither threads nor processes.
+std::vector<std::string> divided_replay(const std::string& ranks, const std::string& scale) {
+  return {"replay",
+          kTraces + "/mooncake_excerpt.jsonl",
+          "--scale",
+          scale,
+          "--layers",
+          "1",
+          "--backend",
+          "flash_attn",
+          "--json",
+          "-",
+          "--quiet",
+          "--num-q-heads",
+          "4",
+          "--num-kv-heads",
+          "1",
+          "--head-dim",
+          "16",
+          "--requests",
+          "1",
+          "--threads",
+          "2",
+          "--pool-mb",
+          "64",
+          "--check-rate",
+          "0.001",
+          "--determinism",
+          "schedule-invariant",
+          "--ranks",
+          ranks};
+}
+
+/// Tokens of the trace's first request, as the file has them.
+TEST(Cli, RanksReplayWholeLengths) {
+  for (const std::string ranks : {"1", "2"}) {
+    const Outcome outcome = folio(divided_replay(ranks, "1"));
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const nlohmann::json json = nlohmann::json::parse(outcome.out);
+    EXPECT_EQ(json["attention"]["ranks"], std::stoi(ranks));
+    EXPECT_EQ(json["tokens"]["prompt"], 6758);
+    EXPECT_EQ(json["tokens"]["generated"], 500);
+    EXPECT_GT(json["checks"]["rows"], 1);
+  }
+}
+
+#if defined(FOLIO_MPIRUN)
+TEST(Cli, RanksAreProcessesUnderMpirun) {
+  const auto over_mpi = [](const std::vector<std::string>& arguments) {
+    std::istringstream words(FOLIO_MPIRUN);
+    const std::vector<std::string> launcher{std::istream_iterator<std::string>(words), {}};
+    return Process(arguments, "/dev/null", {}, 0, launcher).wait();
+  };
+  const Outcome processes = over_mpi(divided_replay("2", "32"));
+  ASSERT_EQ(processes.code, 0) << processes.err;
+  const nlohmann::json theirs = nlohmann::json::parse(processes.out);  // one process prints
+  const nlohmann::json threads = nlohmann::json::parse(folio(divided_replay("2", "32")).out);
+  EXPECT_EQ(theirs["checks"]["digest"], threads["checks"]["digest"]);
+  EXPECT_THAT(over_mpi(small_replay()).err, HasSubstr("mpirun started several processes; give --ranks"));
+  EXPECT_THAT(over_mpi(divided_replay("4", "32")).err, HasSubstr("2 processes were started; --ranks 4 needs as many"));
+}
+#endif
 
 TEST(Cli, QuietIsQuiet) {
   const Outcome outcome = folio(small_replay({"--quiet"}));
@@ -255,7 +322,10 @@ TEST(Cli, MisuseExitsWithTwoAndSaysWhatToDo) {
       {small_replay({"--draft-tokens", "4"}), "are for --backend token_pool"},
       {small_replay({"--backend", "token_pool", "--draft-tokens", "1"}), "--draft-tokens"},
       {small_replay({"--backend", "token_pool", "--draft-tokens", "4", "--draft-topk", "2"}), "is for --page-size 1"},
-      {small_replay({"--backend", "token_pool", "--dcp", "2"}), "--dcp is for --backend flashinfer and flash_attn"},
+      {small_replay({"--backend", "token_pool", "--ranks", "2"}), "--ranks is for --backend flashinfer and flash_attn"},
+      {small_replay({"--ranks", "2"}), "--ranks divides the KV of a backend's layers; give --backend too"},
+      {small_replay({"--backend", "flash_attn", "--dcp-comm", "a2a"}), "--dcp-comm requires --ranks"},
+      {small_replay({"--backend", "flash_attn", "--dcp-interleave", "2"}), "--dcp-interleave requires --ranks"},
       {small_replay({"--backend", "token_pool", "--window-pages", "9"}), "models with a sliding window"},
       {small_replay({"--backend", "flashinfer", "--kv-dtype", "int8"}), "the engine backends take no int8 caches"},
       {small_replay({"--q-dtype", "int8"}), "q is int8, which is a type of paged caches (kv) alone"},
@@ -275,6 +345,7 @@ TEST(Cli, MisuseExitsWithTwoAndSaysWhatToDo) {
       {{"replay", trace, "--page-size", "1048576"}, "a page of 1048576 tokens takes 8192.0 MiB over 2 layers"},
       {{"bench", "--min-ms", "nan"}, "--min-ms is nan"},
       {{"bench", "--ranks", "2"}, "--ranks without --simulate takes GPUs"},
+      {{"bench", "--dcp-comm", "a2a"}, "--dcp-comm requires --ranks"},
       {{"bench", "--ranks", "2", "--simulate", "--graph"}, "--graph is for --device cuda"},
       {{"bench", "--simulate"}, "--simulate and --pcp without --ranks"},
       {{"bench", "--ranks", "2", "--simulate", "--node-link", "450"}, "--node-link is '450'"},

@@ -32,8 +32,8 @@ MpiSession::MpiSession() {
   group_ = distributed::make_mpi_group();
 #else
   throw Error(ErrorCode::kUnavailable,
-              "mpirun started several processes, but this build of folio has no MPI; --dcp "
-              "without mpirun runs its ranks as threads");
+              "mpirun started several processes, but this build of folio has no MPI; --ranks without mpirun runs its "
+              "ranks as threads");
 #endif
 }
 

@@ -134,6 +134,7 @@ class DcpLayer final : public RankLayer {
   }
   void run(Stream stream) override { layer_.run(plan_, args_, {workspace_.data(), workspace_.bytes()}, stream); }
   std::string kernel_name() const override { return layer_.cached_op().kernel_name(); }
+  bool over_peer_memory() const override { return plan_.over_peer_memory; }
 
  private:
   static DcpConfig config_of(const Context& context, const ProcessGroup& group, const StackConfig& stack,
@@ -142,6 +143,7 @@ class DcpLayer final : public RankLayer {
     config.attention = attention_of(context, stack, stack.num_q_heads / group.size());
     config.interleave = options.interleave;
     config.combine = options.combine;
+    config.transport = options.transport;
     if (options.graph) config.bounds = {shape.batch, shape.batch * shape.q_len, shape.q_len, shape.kv_len, 0};
     return config;
   }

@@ -16,6 +16,7 @@ struct RanksOptions {
   distributed::PcpExchange exchange = distributed::PcpExchange::kAutomatic;
   int32_t interleave = 1;
   distributed::DcpCombine combine = distributed::DcpCombine::kAllGatherReduceScatter;
+  distributed::DcpTransport transport = distributed::DcpTransport::kAuto;
   bool graph = false;  ///< runs are captured: the op has bounds
 };
 
@@ -25,6 +26,7 @@ class RankLayer {
   virtual ~RankLayer() = default;
   virtual void run(Stream stream = {}) = 0;
   virtual std::string kernel_name() const = 0;
+  virtual bool over_peer_memory() const { return false; }
 };
 
 /// The group outlives the layer. Where there are several ranks on GPUs, it is collective. Throws what DcpAttention and

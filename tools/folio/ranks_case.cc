@@ -51,8 +51,11 @@ class Runs {
   double seconds(double min_seconds) const {
     return seconds_of(context_, min_seconds, std::cref(*this)) / runs_of_a_call();
   }
-  /// Of one run, over so many calls.
-  double seconds_of_calls(int64_t calls) const {
+  /// Of one run, over so many calls, which all ranks begin together.
+  double seconds_of_calls(int64_t calls, distributed::ProcessGroup& control) const {
+    (*this)();
+    replay::gpu::wait(context_);
+    control.barrier();
     replay::Stopwatch watch;
     for (int64_t i = 0; i < calls; ++i) (*this)();
     replay::gpu::wait(context_);
@@ -144,12 +147,14 @@ RanksResult measure_ranks(const StackConfig& stack, const BenchShape& shape, con
     nccl.control = &control;
     const auto group = distributed::make_nccl_group(context, nccl);
     const auto divided = make_rank_layer(context, *group, stack, options, shape);
+    control.barrier();  // no rank allocates while another one's kernel waits for it
     const Runs divided_runs(context, *divided, options.graph);
     std::unique_ptr<distributed::SimulatedGroup> alone;
     std::unique_ptr<RankLayer> whole;
     std::optional<Runs> whole_runs;
     if (rank == 0) {
       result.kernel = divided->kernel_name();
+      result.over_peer_memory = divided->over_peer_memory();
       distributed::SimulatedGroupOptions one;
       one.context = context;
       alone = distributed::make_simulated_group(1, one);
@@ -163,8 +168,7 @@ RanksResult measure_ranks(const StackConfig& stack, const BenchShape& shape, con
     for (int32_t round = 0; round < effort.rounds; ++round) {
       const double undivided = rank == 0 ? whole_runs->seconds(effort.min_seconds) : 0.0;
       control.barrier();
-      divided_runs();  // every rank has come when the next begins
-      seconds[static_cast<size_t>(rank)] = divided_runs.seconds_of_calls(calls);
+      seconds[static_cast<size_t>(rank)] = divided_runs.seconds_of_calls(calls, control);
       control.barrier();
       if (rank == 0) rounds.add(options.ranks, undivided, *std::max_element(seconds.begin(), seconds.end()));
     }

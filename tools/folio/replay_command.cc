@@ -32,7 +32,7 @@ struct ReplayFlags {
   AttentionFlags attention;
   replay::ServingBackend backend = replay::ServingBackend::kNone;
   std::string kv_cache_dtype;
-  int32_t dcp = 1;
+  int32_t ranks = 1;
   int32_t dcp_interleave = 1;
   std::string dcp_comm = "ag_rs";
   backends::CascadeMode cascade = backends::CascadeMode::kOff;
@@ -81,7 +81,7 @@ void add_cascade_option(CLI::App& app, ReplayFlags& flags) {
          "read the pages that requests of a step share once: auto (found in the page tables, where it saves bytes; "
          "requests are ordered for it), heuristic (vLLM's rule, about what all requests share), off (the default). "
          "Outputs are the same within rounding; nothing is shared with --determinism batch-invariant or above. "
-         "With every --backend but token_pool, and not over the ranks of --dcp")
+         "With every --backend but token_pool, and not over the ranks of --ranks")
       ->check(CLI::IsMember({"auto", "off", "heuristic"}));
   app.add_flag("--plan-only", flags.plan_only,
                "no KV pool and no attention: schedule and plan every step and count what the plans would read")
@@ -110,16 +110,19 @@ void add_backend_options(CLI::App& app, ReplayFlags& flags) {
                  "with --draft-tokens: drafts behind each token, 1 = a chain; above 1 with --page-size 1")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
-  app.add_option("--dcp", flags.dcp,
-                 "decode context parallelism: so many ranks divide every request's KV and the query heads of each "
-                 "group; threads (on GPUs of their own where there are as many), or the processes that mpirun started")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  app.add_option("--dcp-interleave", flags.dcp_interleave, "neighbouring tokens that stay on one rank")
+  auto* const ranks = app.add_option(
+      "--ranks", flags.ranks,
+      "decode context parallelism, with --backend flashinfer and flash_attn: so many ranks divide every request's KV "
+      "and the query heads of each group; threads of this process (with --device cuda on GPUs of their own where there "
+      "are as many), or on a CPU the processes of mpirun -n N folio replay ...");
+  ranks->check(CLI::Range(1, 1024))->capture_default_str();
+  app.add_option("--dcp-interleave", flags.dcp_interleave, "with --ranks: neighbouring tokens on one rank")
       ->check(CLI::Range(1, replay::kMaxTraceTokens))
+      ->needs(ranks)
       ->capture_default_str();
-  app.add_option("--dcp-comm", flags.dcp_comm, "how ranks combine their results: ag_rs or a2a")
+  app.add_option("--dcp-comm", flags.dcp_comm, "with --ranks: how they combine their results")
       ->check(CLI::IsMember({"ag_rs", "a2a"}))
+      ->needs(ranks)
       ->capture_default_str();
   app.add_option("--kv-cache-dtype", flags.kv_cache_dtype,
                  "--kv-dtype by the names that engines use: auto (the outputs' type), float16, bfloat16, float32, fp8 "
@@ -265,7 +268,7 @@ int replay_trace(ReplayFlags& flags) {
   replay::ReplayOptions options;
   options.stack = flags.attention.stack(flags.scale);
   options.stack.backend = flags.backend;
-  options.stack.dcp = flags.dcp;
+  options.stack.ranks = flags.ranks;
   options.stack.dcp_interleave = flags.dcp_interleave;
   options.stack.dcp_comm_backend = flags.dcp_comm;
   options.stack.cascade = flags.cascade;
@@ -290,7 +293,7 @@ int replay_trace(ReplayFlags& flags) {
 
   const MpiSession mpi;
   if (mpi.group() != nullptr) {
-    if (flags.dcp == 1) throw Error(ErrorCode::kInvalidArgument, "mpirun started several processes; give --dcp");
+    if (flags.ranks == 1) throw Error(ErrorCode::kInvalidArgument, "mpirun started several processes; give --ranks");
     if (flags.clock.time_scale > 0.0)
       throw Error(ErrorCode::kUnsupported, "--time-scale: processes whose steps depend on the wall clock would part");
     options.processes = mpi.group();

@@ -66,8 +66,8 @@ std::unique_ptr<AttentionStack> make_stack(const Context& context, const StackCo
     throw Error(ErrorCode::kUnsupported, "--kv-dtype int8 with --backend: the engine backends take no int8 caches");
   }
   if (config.backend != ServingBackend::kNone) return make_backend_stack(context, config, processes);
-  if (config.dcp != 1) {
-    throw Error(ErrorCode::kUnsupported, "--dcp divides the KV of a backend's layers; give --backend too");
+  if (config.ranks != 1) {
+    throw Error(ErrorCode::kUnsupported, "--ranks divides the KV of a backend's layers; give --backend too");
   }
   return std::make_unique<LayerStack>(context, config);
 }

@@ -47,7 +47,7 @@ class BackendRank {
   void build(const RankStep& step) {
     slots_.resize(step.token_row.size());
     const PageTableView table = backends::to_page_table(step.common.block_table, step.common.num_reqs);
-    slot_mapping(table, step.token_row, step.positions, config_.page_size, slots_, config_.dcp, rank_,
+    slot_mapping(table, step.token_row, step.positions, config_.page_size, slots_, config_.ranks, rank_,
                  config_.dcp_interleave);
     placed_ = step.common;
     placed_.slot_mapping = slot_array_.place(std::span<const int64_t>(slots_));
@@ -111,7 +111,7 @@ class BackendRank {
     std::vector<backends::AttentionLayer<typename Family::Impl>> named;
     for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
       typename Family::LayerConfig layer_config;
-      layer_config.num_heads = config_.num_q_heads / config_.dcp;
+      layer_config.num_heads = config_.num_q_heads / config_.ranks;
       layer_config.head_size = config_.head_dim_qk;
       layer_config.scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim_qk));
       layer_config.num_kv_heads = config_.num_kv_heads;
@@ -124,14 +124,14 @@ class BackendRank {
     }
     backends::EngineConfig engine;
     engine.model.dtype = config_.out();
-    engine.model.num_attention_heads = config_.num_q_heads / config_.dcp;
+    engine.model.num_attention_heads = config_.num_q_heads / config_.ranks;
     engine.model.num_kv_heads = config_.num_kv_heads;
     engine.cache.cache_dtype = cache_dtype;
     engine.cache.layout = layout();
     engine.scheduler.max_num_batched_tokens = config_.max_tokens;
     engine.scheduler.max_num_seqs = config_.max_requests;
     engine.determinism = config_.determinism;
-    engine.parallel.decode_context_parallel_size = config_.dcp;
+    engine.parallel.decode_context_parallel_size = config_.ranks;
     engine.parallel.decode_context_parallel_rank = rank_;
     engine.parallel.cp_kv_cache_interleave_size = config_.dcp_interleave;
     engine.parallel.dcp_comm_backend = config_.dcp_comm_backend;

@@ -23,7 +23,7 @@ class BackendStack final : public AttentionStack {
  public:
   BackendStack(const Context& context, const StackConfig& config, distributed::ProcessGroup* processes)
       : context_(context), config_(config), inputs_(context, config), processes_(processes) {
-    if (config.dcp == 1) {
+    if (config.ranks == 1) {
       ranks_.push_back(std::make_unique<BackendRank<Family>>(context, config, nullptr));
     } else if (processes != nullptr) {
       ranks_.push_back(std::make_unique<BackendRank<Family>>(context, config, processes));
@@ -98,17 +98,17 @@ class BackendStack final : public AttentionStack {
   /// device.
   void make_ranks() {
     distributed::ThreadGroupOptions options;
-    contexts_.assign(static_cast<size_t>(config_.dcp), context_);
+    contexts_.assign(static_cast<size_t>(config_.ranks), context_);
 #if defined(FOLIO_REPLAY_HAS_NCCL)
-    if (gpu::is_gpu(context_) && gpu::count() >= config_.dcp) {
-      for (int32_t r = 0; r < config_.dcp; ++r) contexts_[static_cast<size_t>(r)] = Context::cuda(r);
-      threads_ = distributed::make_thread_groups(config_.dcp, options);
+    if (gpu::is_gpu(context_) && gpu::count() >= config_.ranks) {
+      for (int32_t r = 0; r < config_.ranks; ++r) contexts_[static_cast<size_t>(r)] = Context::cuda(r);
+      threads_ = distributed::make_thread_groups(config_.ranks, options);
       make_gpu_groups();
     }
 #endif
     if (gpus_.empty()) {
       options.context = context_;
-      threads_ = distributed::make_thread_groups(config_.dcp, options);
+      threads_ = distributed::make_thread_groups(config_.ranks, options);
     }
     for (size_t r = 0; r < threads_.size(); ++r) {
       distributed::ProcessGroup* const group = gpus_.empty() ? threads_[r].get() : gpus_[r].get();
@@ -121,7 +121,7 @@ class BackendStack final : public AttentionStack {
   void make_gpu_groups() {
     distributed::NcclGroupOptions nccl;
     nccl.id = distributed::nccl_unique_id();
-    nccl.size = config_.dcp;
+    nccl.size = config_.ranks;
     gpus_.resize(threads_.size());
     on_threads(threads_.size(), [&](size_t r) {
       distributed::NcclGroupOptions own = nccl;
@@ -309,38 +309,43 @@ class BackendStack final : public AttentionStack {
   size_t columns_ = 1;
 };
 
-void check(const StackConfig& config, const distributed::ProcessGroup* processes) {
+void check(const Context& context, const StackConfig& config, const distributed::ProcessGroup* processes) {
   const auto refuse = [](ErrorCode code, const std::string& why) { throw Error(code, why); };
   if (config.layout == KvLayout::kCpuPacked) {
     refuse(ErrorCode::kUnsupported,
            fmt::format("the {} backend's caches are strided; --kv-format cpu-packed is for --backend none",
                        to_string(config.backend)));
   }
-  if (config.cascade != backends::CascadeMode::kOff && config.dcp > 1) {
-    refuse(
-        ErrorCode::kUnsupported,
-        fmt::format("what requests share is not divided over ranks as well; --cascade {} is for --dcp 1, and --dcp {} "
-                    "for --cascade off",
-                    to_string(config.cascade), config.dcp));
+  if (config.cascade != backends::CascadeMode::kOff && config.ranks > 1) {
+    refuse(ErrorCode::kUnsupported,
+           fmt::format(
+               "what requests share is not divided over ranks as well; --cascade {} is for --ranks 1, and --ranks {} "
+               "for --cascade off",
+               to_string(config.cascade), config.ranks));
   }
   if (config.head_dim_v != config.head_dim_qk) {
     refuse(ErrorCode::kUnsupported, fmt::format("head dims are {} and {}; the {} backend has one head size for both",
                                                 config.head_dim_qk, config.head_dim_v, to_string(config.backend)));
   }
   const int32_t group = config.num_q_heads / config.num_kv_heads;
-  if (config.dcp < 1 || group % config.dcp != 0) {
+  if (config.ranks < 1 || group % config.ranks != 0) {
     refuse(ErrorCode::kInvalidArgument,
-           fmt::format("{} ranks divide groups of {} query heads: they must divide them evenly", config.dcp, group));
+           fmt::format("{} ranks divide groups of {} query heads: they must divide them evenly", config.ranks, group));
   }
-  if (config.dcp > 1 && is_fp8(config.kv) && config.determinism != Determinism::kScheduleInvariant) {
+  if (config.ranks > 1 && is_fp8(config.kv) && config.determinism != Determinism::kScheduleInvariant) {
     refuse(
         ErrorCode::kUnsupported,
         "over divided fp8 caches new tokens are attended to before they are rounded, which the replay's checks do not "
         "follow; --determinism schedule-invariant reads all of them from the cache");
   }
-  if (processes != nullptr && processes->size() != config.dcp) {
-    refuse(ErrorCode::kInvalidArgument, fmt::format("{} processes were started; --dcp {} needs as many as its ranks",
-                                                    processes->size(), config.dcp));
+  if (processes != nullptr && processes->size() != config.ranks) {
+    refuse(ErrorCode::kInvalidArgument, fmt::format("{} processes were started; --ranks {} needs as many as its ranks",
+                                                    processes->size(), config.ranks));
+  }
+  if (processes != nullptr && gpu::is_gpu(context)) {
+    refuse(ErrorCode::kUnsupported,
+           "processes hand each other the host's memory; with --device cuda the ranks are threads of one process: "
+           "start it without mpirun");
   }
 }
 
@@ -348,7 +353,7 @@ void check(const StackConfig& config, const distributed::ProcessGroup* processes
 
 std::unique_ptr<AttentionStack> make_backend_stack(const Context& context, const StackConfig& config,
                                                    distributed::ProcessGroup* processes) {
-  check(config, processes);
+  check(context, config, processes);
   switch (config.backend) {
     case ServingBackend::kFlashInfer:
       return std::make_unique<BackendStack<FlashInferFamily>>(context, config, processes);

@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include "folio/distributed.hpp"
+#include "replay/gpu.hpp"
 #include "replay/scene_test_util.hpp"
 
 namespace folio::replay {
@@ -72,7 +74,7 @@ TEST_P(BackendReplay, DividedOverRanksAgreesWithTheOracleAndWithItself) {
       StackConfig& stack = divided.options.stack;
       stack.num_q_heads = 8;
       stack.page_size = 4;
-      stack.dcp = 2;
+      stack.ranks = 2;
       stack.dcp_interleave = 4;
       stack.dcp_comm_backend = combine;
       stack.window_left = 30;
@@ -109,14 +111,21 @@ TEST_P(BackendReplay, RefusesWhatBackendsDoNotTake) {
   EXPECT_THAT(refusal(two_sizes), HasSubstr("one head size"));
   Scene rounded = scene(3);
   rounded.options.stack.num_q_heads = 8;
-  rounded.options.stack.dcp = 2;
+  rounded.options.stack.ranks = 2;
   rounded.options.stack.kv = DType::kFloat8E4M3;
   rounded.options.stack.determinism = Determinism::kRunToRun;
   EXPECT_THAT(refusal(rounded), HasSubstr("schedule-invariant"));
   Scene undivided = scene(3);
-  undivided.options.stack.dcp = 2;
+  undivided.options.stack.ranks = 2;
   undivided.options.stack.backend = ServingBackend::kNone;
   EXPECT_THAT(refusal(undivided), HasSubstr("--backend"));
+  if (!gpu::is_gpu(context())) return;
+  const auto processes = distributed::make_thread_groups(2);
+  Scene over_processes = scene(3);
+  over_processes.options.stack.num_q_heads = 8;
+  over_processes.options.stack.ranks = 2;
+  over_processes.options.processes = processes.front().get();
+  EXPECT_THAT(refusal(over_processes), HasSubstr("with --device cuda the ranks are threads of one process"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, BackendReplay,

@@ -158,7 +158,7 @@ TEST_P(BackendCascade, PlansAloneCountTheSame) {
   EXPECT_EQ(planned.checks.rows, 0);
 
   Scene divided = crowded_scene(CascadeMode::kOff);
-  divided.options.stack.dcp = 2;
+  divided.options.stack.ranks = 2;
   divided.options.scheduler.page_size = divided.options.stack.tokens_per_page_id();
   const ReplayResult both = served(divided);
   divided.options.stack.plan_only = true;
@@ -177,13 +177,13 @@ TEST_P(BackendCascade, InvariantLevelsKeepTheirBits) {
 
 TEST_P(BackendCascade, IsRefusedOverRanks) {
   Scene scene = crowded_scene(CascadeMode::kAuto);
-  scene.options.stack.dcp = 2;
+  scene.options.stack.ranks = 2;
   try {
     served(scene);
     ADD_FAILURE() << "did not throw";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
-    EXPECT_THAT(error.what(), HasSubstr("--cascade auto is for --dcp 1, and --dcp 2 for --cascade off"));
+    EXPECT_THAT(error.what(), HasSubstr("--cascade auto is for --ranks 1, and --ranks 2 for --cascade off"));
   }
 }
 

@@ -272,7 +272,7 @@ ReplayResult run_replay(const Context& context, const Workload& workload, const 
   result.kernel = stack->kernel_name();
   result.attention = stack->attention();
   result.backend = options.stack.backend;
-  result.ranks = options.stack.dcp;
+  result.ranks = options.stack.ranks;
   result.plan_only = options.stack.plan_only;
   result.cascade = options.stack.cascade;
   result.threads = context.concurrency();

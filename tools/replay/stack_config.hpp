@@ -50,7 +50,7 @@ struct StackConfig {
   int32_t max_tokens = 0;      ///< of a step
   int32_t draft_topk = 1;      ///< children of a draft, where drafts are verified
   int32_t max_requests = 0;    ///< of a step; 0 = not known
-  int32_t dcp = 1;             ///< ranks that divide every request's KV by tokens, and the query heads; backends only
+  int32_t ranks = 1;           ///< ranks that divide every request's KV by tokens, and the query heads; backends only
   int32_t dcp_interleave = 1;  ///< neighbouring tokens that stay on one rank; divides the page size
   std::string dcp_comm_backend = "ag_rs";  ///< how ranks combine results: ag_rs, a2a
 
@@ -58,7 +58,7 @@ struct StackConfig {
     return window_left >= 0 && (full_every == 0 || (layer + 1) % full_every != 0);
   }
   /// Tokens that one page id stands for: pages of all ranks.
-  int32_t tokens_per_page_id() const { return page_size * dcp; }
+  int32_t tokens_per_page_id() const { return page_size * ranks; }
   /// Bytes of a token and KV head in the cache, token scales included.
   int64_t token_bytes() const {
     const int64_t scales = kv == DType::kInt8 ? 2 * int64_t{sizeof(float)} : 0;

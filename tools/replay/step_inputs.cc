@@ -42,12 +42,12 @@ StepInputs::StepInputs(const Context& context, const StackConfig& config)
   v_ = MappedMemory::shared_with(context, bytes_of(tokens * config.num_kv_heads * config.head_dim_v, given_));
   q_ = MappedMemory::shared_with(context, bytes_of(tokens * config.num_q_heads * config.head_dim_qk, config.q));
   out_ = MappedMemory::shared_with(context, bytes_of(tokens * config.num_q_heads * config.head_dim_v, config.out()));
-  if (config.dcp > 1) ordered_ = MappedMemory(out_.bytes());
+  if (config.ranks > 1) ordered_ = MappedMemory(out_.bytes());
 }
 
 int32_t StepInputs::model_head(int32_t rank, int32_t head) const {
   const int32_t group = config_.num_q_heads / config_.num_kv_heads;
-  const int32_t part = group / config_.dcp;
+  const int32_t part = group / config_.ranks;
   return head / part * group + rank * part + head % part;
 }
 
@@ -70,7 +70,7 @@ void StepInputs::make_q(const StepBatch& batch, int32_t layer) {
   const size_t q_row = bytes_of(c.head_dim_qk, c.q);
   for_each_token(host_, batch.num_tokens(), [&](int32_t t) {
     const TokenRow& token = batch.rows[static_cast<size_t>(t)];
-    for (int32_t rank = 0; rank < c.dcp; ++rank) {
+    for (int32_t rank = 0; rank < c.ranks; ++rank) {
       for (int32_t head = 0; head < heads_of_rank(); ++head) {
         const int64_t row = (int64_t{rank} * batch.num_tokens() + t) * heads_of_rank() + head;
         fill_row(query_row_key(c.seed, token.request, token.position, layer, model_head(rank, head)), c.q,
@@ -105,10 +105,10 @@ size_t StepInputs::output_bytes_of_rank(int32_t num_tokens) const {
 LayerOutput StepInputs::output(int32_t layer, int32_t num_tokens) {
   const DType dtype = config_.out();
   const size_t row_bytes = bytes_of(int64_t{config_.num_q_heads} * config_.head_dim_v, dtype);
-  if (config_.dcp == 1) return {layer, dtype, out_.data(), row_bytes};
+  if (config_.ranks == 1) return {layer, dtype, out_.data(), row_bytes};
   const size_t head_bytes = bytes_of(config_.head_dim_v, dtype);
   const std::byte* from = out_.data();
-  for (int32_t rank = 0; rank < config_.dcp; ++rank) {
+  for (int32_t rank = 0; rank < config_.ranks; ++rank) {
     for (int32_t t = 0; t < num_tokens; ++t) {
       for (int32_t head = 0; head < heads_of_rank(); ++head, from += head_bytes) {
         const auto to = static_cast<size_t>(t) * row_bytes + static_cast<size_t>(model_head(rank, head)) * head_bytes;

@@ -27,7 +27,7 @@ class StepInputs {
   ConstTensorView q(int32_t num_tokens, int32_t rank = 0) const;  ///< [tokens, heads of a rank, head_dim_qk]
   TensorView out(int32_t num_tokens, int32_t rank = 0) const;
 
-  /// Outputs of all ranks, rank by rank: [dcp, num_tokens, heads of a rank, head_dim_v].
+  /// Outputs of all ranks, rank by rank: [ranks, num_tokens, heads of a rank, head_dim_v].
   std::byte* outputs() const { return out_.data(); }
   size_t output_bytes_of_rank(int32_t num_tokens) const;
 
@@ -39,7 +39,7 @@ class StepInputs {
   StackConfig config_;
   DType given_;  ///< of the new keys and values: fp8 caches are written from bfloat16, as models do
   int32_t model_head(int32_t rank, int32_t head) const;
-  int32_t heads_of_rank() const { return config_.num_q_heads / config_.dcp; }
+  int32_t heads_of_rank() const { return config_.num_q_heads / config_.ranks; }
 
   MappedMemory k_, v_, q_, out_;
   MappedMemory ordered_;  ///< outputs in the model's order of heads, where that is another

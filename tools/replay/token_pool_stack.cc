@@ -279,8 +279,8 @@ class TokenPoolStack final : public AttentionStack {
 
 void check(const StackConfig& config) {
   const auto refuse = [](const std::string& why) { throw Error(ErrorCode::kUnsupported, why); };
-  if (config.dcp != 1) {
-    refuse("the token_pool backend is replayed on one rank; --dcp is for --backend flashinfer and flash_attn");
+  if (config.ranks != 1) {
+    refuse("the token_pool backend is replayed on one rank; --ranks is for --backend flashinfer and flash_attn");
   }
   if (config.cascade != backends::CascadeMode::kOff) {
     refuse(fmt::format("the token_pool backend is replayed without cascades; --cascade {} is for the others",

@@ -203,8 +203,8 @@ TEST(TokenPoolReplayRefusals, SayWhatIsOffered) {
     return {};
   };
   Scene divided = scene_of(ServingBackend::kTokenPool, 8, 3);
-  divided.options.stack.dcp = 2;
-  EXPECT_THAT(refusal(divided), HasSubstr("--dcp is for --backend flashinfer and flash_attn"));
+  divided.options.stack.ranks = 2;
+  EXPECT_THAT(refusal(divided), HasSubstr("--ranks is for --backend flashinfer and flash_attn"));
   Scene cascaded = scene_of(ServingBackend::kTokenPool, 8, 3);
   cascaded.options.stack.cascade = backends::CascadeMode::kAuto;
   EXPECT_THAT(refusal(cascaded), HasSubstr("--cascade auto is for the others"));

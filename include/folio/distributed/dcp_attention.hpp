@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "folio/attention.hpp"
 #include "folio/context.hpp"
@@ -17,6 +18,21 @@ namespace folio::inline v0::distributed {
 
 struct DcpState;
 
+/// By what ranks bring each other queries and partial results in `run`. The results are the same up to rounding.
+enum class DcpTransport : int32_t {
+  kAuto =
+      0,  ///< peer memory where it can be had, each rank has a GPU of its own and a layer's bytes are few; else kGroup
+  kGroup = 1,  ///< the process group's operations
+  kPeer = 2,   ///< peer memory: GPUs of one host store to each other's memory, and their kernels wait for flags
+};
+
+/// "auto", "group" and "peer". Throws kInvalidArgument for other names.
+FOLIO_API DcpTransport dcp_transport_from_name(std::string_view name);
+FOLIO_API std::string_view to_string(DcpTransport transport);
+
+/// The most bytes of one layer that a rank sends by peer memory under DcpTransport::kAuto.
+inline constexpr int64_t kMostAutoPeerBytes = int64_t{16} << 20;
+
 /// What attention over a divided KV cache is prepared for. Equal on all ranks, except for the kernel and the workers.
 struct DcpConfig {
   /// One rank's attention: its own q heads, the KV heads that all ranks of the group share, the page size and format of
@@ -28,6 +44,9 @@ struct DcpConfig {
   /// Every rank gets the results of all ranks' heads. Needs replicated_queries and, with several ranks,
   /// kAllGatherReduceScatter, whose sums then go to all.
   bool all_heads_out = false;
+  /// kPeer is for GPUs of one host that reach each other's memory (peer access, in other processes CUDA IPC), 8 ranks
+  /// at most; several ranks may share a GPU. Elsewhere it is refused on every rank. Both combines move the same then.
+  DcpTransport transport = DcpTransport::kAuto;
   std::string force_kernel;   ///< as PrepareOptions::force_kernel
   int32_t num_workers = 0;    ///< as PrepareOptions::num_workers
   int32_t max_kv_splits = 0;  ///< as PrepareOptions::max_kv_splits
@@ -66,6 +85,7 @@ struct DcpPlan {
   int32_t num_requests = 0;
   int32_t num_tokens = 0;         ///< T; with lengths on the device, padding included
   bool reads_new_tokens = false;  ///< some request's new tokens are read from DcpArgs::k and v
+  bool over_peer_memory = false;  ///< queries and partial results go over peer memory; the same on all ranks
   uint64_t digest = 0;            ///< of configuration and batch, but for lengths on the device
 };
 
@@ -103,14 +123,14 @@ struct DcpArgs {
 /// On a GPU everything in DcpArgs and the workspace is device memory, and so are the group's buffers
 /// (ThreadGroupOptions::context). `plan` and `run` take the same stream. `run` enqueues kernels and the group's
 /// operations, allocates nothing and waits for nothing itself: where the group's operations are enqueued
-/// (ProcessGroup::enqueues), it returns at once and may be captured. Sizes that must agree are compared by `plan`, so
-/// that no rank waits for another size. Values that `run` compares are compared on the device.
+/// (ProcessGroup::enqueues) or go over peer memory, it returns at once and may be captured. Sizes that must agree are
+/// compared by `plan`, so that no rank waits for another size. Values that `run` compares are compared on the device.
 class FOLIO_API DcpAttention {
  public:
   /// Chooses kernels. Collective with DcpConfig::bounds, if the group has more than one rank: the ranks compare their
   /// configurations, by ProcessGroup::all_gather_host, and all throw where one differs or throws. Otherwise not. Throws
   /// kInvalidArgument and kUnsupported, as `prepare` does, for what DcpConfig rules out and for a group over another
-  /// device's memory.
+  /// device's memory. With bounds it makes the peer memory of any plan within them, and never more.
   DcpAttention(const Context& context, ProcessGroup& group, const DcpConfig& config);
   DcpAttention(DcpAttention&&) noexcept;
   DcpAttention& operator=(DcpAttention&&) noexcept;
@@ -120,7 +140,8 @@ class FOLIO_API DcpAttention {
   ///
   /// On a CPU not collective. On a GPU collective, if the group has more than one rank: the ranks compare their batches
   /// and configurations, by ProcessGroup::all_gather_host, and all throw kInvalidArgument where one differs or throws,
-  /// naming it. Lengths on the device are compared there. `plan` begins with `check`, which it throws for.
+  /// naming it. Lengths on the device are compared there. `plan` begins with `check`, which it throws for. Without
+  /// bounds, peer memory is made here and grows to the largest batch: the ranks then wait for each other's streams.
   ///
   /// Under capture, which takes lengths on the device and a group that enqueues, nothing is compared on the host: the
   /// ranks capture the same batches, whose sizes an earlier `plan` of the same sizes has compared.
@@ -128,8 +149,10 @@ class FOLIO_API DcpAttention {
 
   /// Throws kInvalidArgument if the device has found, since the last report, that ranks ran other arguments or lengths
   /// (what `run` on a CPU throws), or a request that could not be planned (check_plans), and forgets it; kUnavailable
-  /// if the group has failed (ProcessGroup::check). Waits for nothing: it knows what the device has done so far. For
-  /// engines that replay graphs. On a CPU there is never anything to report but the group's failure.
+  /// if the group has failed (ProcessGroup::check), and, from then on, if a rank has not come to an exchange over peer
+  /// memory within ProcessGroup::timeout: the error names it, and the group fails. Such a run's results are NaN. Waits
+  /// for nothing: it knows what the device has done so far. For engines that replay graphs. On a CPU there is never
+  /// anything to report but the group's failure.
   void check();
 
   /// Bytes of workspace (256-byte aligned) that a run of this plan needs. Contents never carry over.

@@ -34,6 +34,11 @@ struct PcpConfig {
   PcpExchange exchange = PcpExchange::kAutomatic;
   std::string force_kernel;  ///< as PrepareOptions::force_kernel
   int32_t num_workers = 0;   ///< as PrepareOptions::num_workers
+  /// Of one step, over all ranks: max_tokens and max_q_len bound the new tokens, max_kv_len PcpBatch::seq_lens. Larger
+  /// batches are refused. Older tokens are then reached by kPassQ, whatever the batch, and on a GPU a captured `run`
+  /// serves later plans of as many requests and the same PcpBatch::max_tokens. Padding requests have no queries.
+  /// max_shared_levels is 0; kPassKv, whose bytes are the batch's, is refused.
+  std::optional<GraphBounds> bounds;
 };
 
 /// One step's undivided batch, the same on all ranks. Borrowed until `plan` returns. R = num_requests.
@@ -42,6 +47,10 @@ struct PcpBatch {
   const int32_t* cu_q = nullptr;      ///< [R + 1], non-decreasing, cu_q[0] == 0: new tokens, over all ranks
   const int32_t* seq_lens = nullptr;  ///< [R], tokens of the request over all ranks, the new ones included
   bool all_visible = false;           ///< this batch has neither mask nor window (SegmentMask::kAllVisible)
+  /// With PcpConfig::bounds: rows that every rank's tensors have, padding included; at least max_pcp_tokens of the
+  /// batch, and as large as the captured step's. 0: max_pcp_tokens. At most max_tokens / world + 2 * max_requests of
+  /// the bounds.
+  int32_t max_tokens = 0;
 };
 
 /// A step's plan on this rank. A small copyable handle, valid until the PcpAttention plans again; `run` on an older one
@@ -52,7 +61,7 @@ struct PcpPlan {
   PcpExchange exchange = PcpExchange::kAutomatic;  ///< how older tokens are reached; kAutomatic where there are none
   int32_t num_requests = 0;
   int32_t num_tokens = 0;  ///< of this rank: rows of q, k, v and out (pcp_tokens)
-  int32_t max_tokens = 0;  ///< the most of any rank
+  int32_t max_tokens = 0;  ///< the most of any rank, or PcpBatch::max_tokens
   /// What one rank sends to each other one for the older tokens, a layer. Pass-Q: max_tokens * H * (Dqk * bytes of q +
   /// 4 * (Dv + 4)): queries, then float32 outputs and LSEs. Pass-KV: the older tokens that the batch sees, on the rank
   /// that has most of them, in whole pages, * Hkv * (Dqk + Dv) * bytes of the cache's dtype. kAutomatic takes the
@@ -64,7 +73,8 @@ struct PcpPlan {
 };
 
 /// One layer's arguments on this rank. Tensors have num_tokens rows or more, in the order of pcp_tokens; those behind
-/// are neither read nor written.
+/// are neither read nor written. With PcpConfig::bounds they have PcpPlan::max_tokens rows or more; of `out` and `lse`
+/// those from num_tokens to max_tokens get any values.
 struct PcpArgs {
   ConstTensorView q;  ///< [num_tokens.., num_q_heads, head_dim_qk]
   ConstTensorView k;  ///< [num_tokens.., num_kv_heads, head_dim_qk]: of these tokens, of config.ragged_kv
@@ -97,11 +107,14 @@ struct PcpArgs {
 ///
 /// On a GPU a batch's lengths are the host's; everything in PcpArgs and the workspace is device memory, and so are the
 /// group's buffers (ThreadGroupOptions::context). `plan` and `run` take the same stream. `run` enqueues kernels and the
-/// group's operations, and waits for nothing itself; it cannot be captured, since plans are made on the host.
+/// group's operations, and waits for nothing itself. With PcpConfig::bounds, over a group that enqueues
+/// (ProcessGroup::enqueues), it may be captured; `plan`, which is made on the host, is not: before each replay a step
+/// is planned on the same stream.
 class FOLIO_API PcpAttention {
  public:
   /// Chooses kernels. Not collective. Throws kInvalidArgument and kUnsupported, as `prepare` does, for what PcpConfig
-  /// rules out, and for kPassKv with a cache that has scales of its own (int8, kFp8DsMla) or on more than 8 GPUs.
+  /// rules out, and for kPassKv with a cache that has scales of its own (int8, kFp8DsMla), with bounds, or on more than
+  /// 8 GPUs.
   PcpAttention(const Context& context, ProcessGroup& group, const PcpConfig& config);
   PcpAttention(PcpAttention&&) noexcept;
   PcpAttention& operator=(PcpAttention&&) noexcept;
@@ -115,6 +128,8 @@ class FOLIO_API PcpAttention {
 
   /// Bytes of workspace (256-byte aligned) that a run of this plan needs. Contents never carry over. Throws kStalePlan.
   size_t workspace_size(const PcpPlan& plan) const;
+  /// Bytes that any plan within PcpConfig::bounds needs: a graph's workspace. Throws kInvalidArgument without bounds.
+  size_t workspace_size() const;
 
   /// One layer. Collective where the batch has any new token, for ranks without one too. Arguments are checked before
   /// anything is sent or written. Throws kInvalidArgument, also where the ranks run different batches or configurations

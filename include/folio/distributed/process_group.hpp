@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -38,6 +39,8 @@ class FOLIO_API ProcessGroup {
   /// True: an operation is enqueued on its stream and returns at once; the device waits for the other ranks, not the
   /// host, and a graph may capture it. False: a call returns when its result is there.
   virtual bool enqueues() const noexcept { return false; }
+  /// How long a rank waits for the others in one operation before the group fails.
+  virtual std::chrono::milliseconds timeout() const noexcept { return std::chrono::minutes(5); }
 
   /// recv [size * bytes]: rank i's `send` [bytes] at i * bytes. `send` may be this rank's part of `recv`.
   virtual void all_gather(const void* send, void* recv, size_t bytes, Stream stream = {}) = 0;

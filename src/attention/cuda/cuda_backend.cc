@@ -4,6 +4,7 @@
 #include "attention/gpu_backend.hpp"
 #include "core/error.hpp"
 #include "platform/cuda/device.hpp"
+#include "platform/cuda/peer.hpp"
 #include "platform/cuda/stream.hpp"
 
 namespace folio::inline v0::attention {
@@ -44,6 +45,8 @@ class CudaKernels : public GpuBackend {
   void enqueue(const kernels::cuda::CompareHeadersParams& params, Stream stream) const final {
     on_device(params, stream);
   }
+  void enqueue(const kernels::cuda::PeerQueriesParams& params, Stream stream) const final { on_device(params, stream); }
+  void enqueue(const kernels::cuda::PeerCombineParams& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const kernels::cuda::QuantizeFp8Params& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const kernels::cuda::Nvfp4Params& params, Stream stream) const final { on_device(params, stream); }
   void enqueue(const kernels::cuda::MaxScaleParams& params, Stream stream) const final { on_device(params, stream); }
@@ -106,6 +109,16 @@ class CudaBackend final : public CudaKernels {
     const gpu::DeviceScope scope(info_.index);
     const auto memory = std::make_shared<gpu::PinnedMemory>(bytes);
     return {memory, memory->data()};
+  }
+  GpuIdentity identity() const override { return gpu::identity(info_.index); }
+  bool reach(const GpuIdentity& other) const override { return gpu::reach(info_.index, other); }
+  std::optional<GpuMemoryName> name_memory(void* data) const override {
+    const gpu::DeviceScope scope(info_.index);
+    return gpu::name_memory(data);
+  }
+  std::shared_ptr<void> open_memory(const GpuMemoryName& name) const override {
+    const gpu::DeviceScope scope(info_.index);
+    return gpu::open_memory(name);
   }
   void copy(void* to, const void* from, size_t bytes, Stream stream) const override {
     const gpu::DeviceScope scope(info_.index);

@@ -88,6 +88,8 @@ DcpStepPlans::DcpStepPlans(const Context& context, const EngineConfig& config, s
 
 DcpWindowPlans DcpStepPlans::plan(const CommonAttentionMetadata& batch, int32_t num_decodes, Stream stream) {
   distributed::DcpBatch step;
+  step.where = batch.where;
+  if (batch.where == Where::kDevice) step.num_tokens = batch.num_actual_tokens;
   step.num_requests = batch.num_reqs;
   step.cu_q = batch.query_start_loc.data();
   step.seq_lens = batch.seq_lens.data();

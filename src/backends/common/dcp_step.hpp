@@ -65,7 +65,7 @@ class DcpStepPlans {
   void reserve(size_t bytes) { workspace_.reserve(bytes); }
 
   /// Plans a step for every window; earlier plans go stale. The new tokens of the first `num_decodes` requests are read
-  /// from the cache. Allocates nothing once warm.
+  /// from the cache. Lengths on the device need bounds. Allocates nothing once warm.
   DcpWindowPlans plan(const CommonAttentionMetadata& batch, int32_t num_decodes, Stream stream);
 
   /// Enough for every plan that `plan` has made; it moves where one needs more than it had.

@@ -126,7 +126,8 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_
   StepState& step = state.steps[state.next_step];
   const CommonAttentionMetadata checked = with_key_lengths(state.attn_type, batch, step);
   (from_device ? check_device_lengths : check_flash_attn_batch)(state.spec, state.config, state.attn_type, checked);
-  check_dcp_lengths(state.config, state.is_encoder() ? checked : batch);  // of seq_lens, also where an encoder's count
+  // Of seq_lens, also where an encoder's count. Lengths on the device are not the host's to compare.
+  if (!from_device) check_dcp_lengths(state.config, state.is_encoder() ? checked : batch);
   const bool aot = state.aot_schedule && !fast_build;
   if (aot && is_fp8(state.kv_cache_dtype)) {
     // Raises for e5m2 in vLLM's profile, whose capabilities take it.
@@ -182,8 +183,10 @@ FlashAttentionMetadata FlashAttentionMetadataBuilder::build_step(int32_t common_
   const bool all_visible = state.attn_type == AttentionType::kDecoder && !batch.causal;
   if (step.dcp) {
     metadata.dcp_plans = step.dcp->plan(checked, /*num_decodes=*/0, stream);
-    localize_context(state.config.parallel, state.attn_type, checked, step.kv_lens);
-    metadata.dcp_context_kv_lens = step.kv_lens;
+    if (!from_device) {
+      localize_context(state.config.parallel, state.attn_type, checked, step.kv_lens);
+      metadata.dcp_context_kv_lens = step.kv_lens;
+    }
     metadata.max_dcp_context_kv_len =
         distributed::max_dcp_context_len(batch.max_seq_len, state.config.parallel.decode_context_parallel_size,
                                          state.config.parallel.cp_kv_cache_interleave_size);

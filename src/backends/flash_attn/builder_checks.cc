@@ -5,6 +5,7 @@
 #include "backends/common/dcp_step.hpp"
 #include "backends/common/step_levels.hpp"
 #include "backends/flash_attn/builder_state.hpp"
+#include "core/checked_math.hpp"
 #include "core/error.hpp"
 
 namespace folio::inline v0::backends {
@@ -35,11 +36,10 @@ void check_flash_attn_config(const Context& context, const AttentionSpec& spec, 
                 graphs ? "decode_graph_mode is kFull" : "plan_from_device_lengths is set",
                 "; max_num_seqs, max_num_batched_tokens and max_model_len must be given");
   if (options.plan_from_device_lengths &&
-      (ranks > 1 || options.aot_schedule.value_or(false) || options.cascade == CascadeMode::kAuto)) {
-    core::fail(ErrorCode::kUnsupported, "plan_from_device_lengths is set with a decode_context_parallel_size of ",
-               ranks, ", aot_schedule ", options.aot_schedule.value_or(false) ? "true" : "false", " and cascade ",
-               to_string(options.cascade),
-               "; 1, false, and off or heuristic are offered: the others are planned from host lengths");
+      (options.aot_schedule.value_or(false) || options.cascade == CascadeMode::kAuto)) {
+    core::fail(ErrorCode::kUnsupported, "plan_from_device_lengths is set with aot_schedule ",
+               options.aot_schedule.value_or(false) ? "true" : "false", " and cascade ", to_string(options.cascade),
+               "; false, and off or heuristic are offered: the others are planned from host lengths");
   }
   if (!graphs) return;
   core::require(!on_gpu(context) || options.steps_in_flight == 1, "steps_in_flight is ", options.steps_in_flight,
@@ -109,7 +109,10 @@ void check_device_lengths(const AttentionSpec& spec, const EngineConfig& config,
   require_within("max_seq_len", batch.max_seq_len, "max_model_len", config.model.max_model_len);
   // The lengths are not known here: whatever they are within the bound must be in the table.
   require_within("max_seq_len", batch.max_seq_len, "the tokens of a row of the block table",
-                 int64_t{batch.block_table.num_columns} * spec.page_size);
+                 core::checked_mul(int64_t{batch.block_table.num_columns}, int64_t{spec.page_size},
+                                   int64_t{config.parallel.decode_context_parallel_size}));
+  core::require(batch.dcp_local_seq_lens.empty(), "dcp_local_seq_lens is given with plan_from_device_lengths; ",
+                "shares of lengths are made on the device: leave it empty");
   const auto check_bounds = [&batch](const char* name, std::span<const int32_t> lens) {
     core::require(lens.empty() || lens.size() >= static_cast<size_t>(batch.num_reqs), name, " has ", lens.size(),
                   " entries; num_reqs is ", batch.num_reqs);

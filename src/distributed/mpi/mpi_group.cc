@@ -65,6 +65,7 @@ class MpiGroup final : public ProcessGroup {
 
   int32_t rank() const noexcept override { return rank_; }
   int32_t size() const noexcept override { return size_; }
+  std::chrono::milliseconds timeout() const noexcept override { return timeout_; }
 
   void all_gather(const void* send, void* recv, size_t bytes, Stream stream) override {
     check_stream(stream);

@@ -60,6 +60,7 @@ class Group final : public NcclGroup {
   int32_t rank() const noexcept override { return rank_; }
   int32_t size() const noexcept override { return size_; }
   Device device() const noexcept override { return context_.device(); }
+  std::chrono::milliseconds timeout() const noexcept override { return state_->timeout(); }
 
   void all_gather(const void* send, void* recv, size_t bytes, Stream stream) override {
     check_all_gather(send, recv, bytes, rank_, size_);

@@ -46,7 +46,8 @@ struct FlashAttentionOptions {
   /// the stream's earlier work leaves them, and may be captured. No seq_lens_host is needed, only max_query_len and
   /// max_seq_len; max_num_seqs, max_num_batched_tokens and max_model_len must be configured. Prefixes are not shared
   /// then and schedules not handed out. A request beyond a bound is reported by the next build, see `plan` of
-  /// folio/attention.hpp. For decoders and cross attention on one rank.
+  /// folio/attention.hpp. For decoders and cross attention, over ranks too: capturing needs a group that enqueues
+  /// (ProcessGroup::enqueues), and the ranks' lengths are compared on the device.
   bool plan_from_device_lengths = false;
   /// Who decides which requests of a step read the pages they begin with together; see `build`.
   CascadeMode cascade = CascadeMode::kHeuristic;
@@ -80,7 +81,8 @@ struct FlashAttentionMetadata {
   StepCascadeLevels cascade;                      ///< kAuto: what requests share
 
   int32_t max_dcp_context_kv_len = 0;  ///< 0 without decode context parallelism
-  /// [R], this rank's share of the older tokens, of cross attention of the encoder's; empty without.
+  /// [R], this rank's share of the older tokens, of cross attention of the encoder's; empty without,
+  /// and with plan_from_device_lengths.
   std::span<const int32_t> dcp_context_kv_lens;
 
   /// The schedule, where one was made ahead of time: the very memory that `forward` executes, and refuses truncated or
@@ -141,10 +143,10 @@ class FOLIO_API FlashAttentionMetadataBuilder {
   /// all keys; one with a window of w still sees the w last keys only, as the original's windows end at the query.
   ///
   /// On a GPU the plans' upload is enqueued on `stream`, from the host's copies of the lengths, or with
-  /// plan_from_device_lengths kernels that plan from those there; nothing waits, unless
-  /// more than four builds are still to be copied. Under decode_graph_mode kFull all plans go into the same memory,
-  /// which any batch within the configuration's sizes fits: an engine captures `forward` once for each padded size, and
-  /// replays it after a build.
+  /// plan_from_device_lengths kernels that plan from those there; nothing waits, unless more than four builds are still
+  /// to be copied (and, over ranks, but for the other ranks' hosts: DcpAttention::plan). Under decode_graph_mode kFull
+  /// all plans go into the same memory, which any batch within the configuration's sizes fits: an engine captures
+  /// `forward` once for each padded size, and replays it after a build.
   ///
   /// fast_build makes no schedule ahead of time. Throws kInvalidArgument for a batch that contradicts itself or the
   /// configuration, naming the field.

@@ -44,23 +44,22 @@ inline constexpr cpu::CostLine kV3Costs[] = {
     {DType::kFloat32, KvFormat::kStrided, 1, false, {104, 121, 154, 200, 369, 614, 2340}},
 };
 
-/// Converted from avx512's table by ratios of their times on a Zen 4 (docs/kernels/avx512.md). bfloat16, 1, 4 and 8
-/// rows and prefill: 1.07, 1.20, 1.04 over strided pages, 1.05, 1.12, 1.06 and 1.01 over packed ones.
-/// e4m3: 1.59, 1.36, 1.35, 1.03. Strided with 16 rows and in prefill it was 0.92 and 0.95, before avx512 walked KV
-/// heads together: taken as 1. Lines of other types take bfloat16's ratios. To be measured anew.
+/// From 8 rows on measured as avx512's are (avx512/costs.hpp). 1 and 4 rows are avx512's by ratios of their times on a
+/// Zen 4 (docs/kernels/avx512.md): bfloat16 strided 1.07 and 1.20, packed 1.05 and 1.12, e4m3 1.59 and 1.36. Lines of
+/// other types take bfloat16's ratios.
 inline constexpr cpu::CostLine kV4Costs[] = {
-    {DType::kBFloat16, KvFormat::kStrided, 1, true, {43.2, 39.9, 49.6, 82, 167, 323, 1270}},
-    {DType::kBFloat16, KvFormat::kStrided, 1, false, {39.4, 50.8, 60.9, 107, 201, 377, 1330}},
-    {DType::kBFloat16, KvFormat::kCpuPacked, 1, false, {41, 50.1, 85.1, 116, 212, 387, 1290}},
-    {DType::kFloat16, KvFormat::kStrided, 1, false, {31.2, 50.3, 61.4, 96, 189, 340, 1360}},
-    {DType::kFloat16, KvFormat::kCpuPacked, 1, false, {38.6, 54.5, 101, 120, 214, 390, 1270}},
-    {DType::kFloat8E4M3, KvFormat::kStrided, 1, false, {44.6, 43.8, 78.9, 137, 245, 438, 1400}},
-    {DType::kFloat8E4M3, KvFormat::kCpuPacked, 1, false, {47, 46.2, 108, 141, 248, 435, 1340}},
-    {DType::kFloat8E5M2, KvFormat::kStrided, 1, false, {44.6, 43.8, 78.9, 137, 245, 438, 1400}},
-    {DType::kFloat8E5M2, KvFormat::kCpuPacked, 1, false, {47, 46.2, 108, 141, 248, 435, 1340}},
-    {DType::kInt8, KvFormat::kStrided, 1, false, {27.4, 35.3, 50.8, 107, 201, 377, 1330}},
-    {DType::kInt8, KvFormat::kCpuPacked, 1, false, {28.6, 34.9, 71, 116, 212, 387, 1290}},
-    {DType::kFloat32, KvFormat::kStrided, 1, false, {75.6, 100, 96.2, 114, 244, 387, 1440}},
+    {DType::kBFloat16, KvFormat::kStrided, 1, true, {43.2, 39.9, 69.6, 103, 137, 278, 1160}},
+    {DType::kBFloat16, KvFormat::kStrided, 1, false, {39.4, 50.8, 56.7, 102, 177, 426, 1190}},
+    {DType::kBFloat16, KvFormat::kCpuPacked, 1, false, {41, 50.1, 65, 94.5, 163, 286, 1130}},
+    {DType::kFloat16, KvFormat::kStrided, 1, false, {31.2, 50.3, 58.1, 98.4, 164, 302, 1220}},
+    {DType::kFloat16, KvFormat::kCpuPacked, 1, false, {38.6, 54.5, 79.5, 124, 172, 284, 1120}},
+    {DType::kFloat8E4M3, KvFormat::kStrided, 1, false, {44.6, 43.8, 94.5, 100, 160, 302, 1160}},
+    {DType::kFloat8E4M3, KvFormat::kCpuPacked, 1, false, {47, 46.2, 102, 118, 155, 283, 1140}},
+    {DType::kFloat8E5M2, KvFormat::kStrided, 1, false, {44.6, 43.8, 59.8, 87, 163, 300, 1140}},
+    {DType::kFloat8E5M2, KvFormat::kCpuPacked, 1, false, {47, 46.2, 57.8, 83.2, 147, 271, 1090}},
+    {DType::kInt8, KvFormat::kStrided, 1, false, {27.4, 35.3, 73.2, 123, 167, 280, 1150}},
+    {DType::kInt8, KvFormat::kCpuPacked, 1, false, {28.6, 34.9, 61.5, 89.7, 153, 283, 1130}},
+    {DType::kFloat32, KvFormat::kStrided, 1, false, {75.6, 100, 86.7, 137, 200, 351, 1360}},
 };
 #elif defined(__aarch64__)
 /// Of kBaselineCosts over bfloat16 caches, by instructions of the inner loops (docs/kernels/generic.md): 176

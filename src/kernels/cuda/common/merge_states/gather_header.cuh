@@ -17,9 +17,9 @@ __device__ uint64_t sum_of_cta(uint64_t value) {
   return sum;
 }
 
-/// Every thread of one CTA calls.
+/// The header to send, for thread 0. Every thread of one CTA calls.
 template <int32_t kThreads>
-__device__ void write_header(const SentHeader& sent) {
+__device__ GatherHeader make_header(const SentHeader& sent) {
   GatherHeader header = sent.header;
   const QScales& scales = sent.q_scales;
   if (scales.data != nullptr) {
@@ -28,6 +28,13 @@ __device__ void write_header(const SentHeader& sent) {
     header.q_scales = scales.begin() + sum_of_cta<kThreads>(sum);
     header.q_scale = scales.data[0];
   }
+  return header;
+}
+
+/// Every thread of one CTA calls.
+template <int32_t kThreads>
+__device__ void write_header(const SentHeader& sent) {
+  const GatherHeader header = make_header<kThreads>(sent);
   if (threadIdx.x == 0) *sent.to = header;
 }
 

@@ -119,9 +119,7 @@ __device__ SendRow send_row(const RankHeads& heads, int64_t num_tokens, int64_t 
   result.local_head = static_cast<int32_t>(row % heads.local);
   result.token = row / heads.local % num_tokens;
   result.part = static_cast<int32_t>(row / heads.local / num_tokens);
-  const int32_t per_group = heads.local / heads.groups;
-  const int32_t h = result.local_head;
-  result.head = h / per_group * per_group * heads.parts + result.part * per_group + h % per_group;
+  result.head = head_place({result.part, result.local_head}, heads.parts, heads.local, heads.groups);
   return result;
 }
 

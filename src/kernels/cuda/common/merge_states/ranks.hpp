@@ -23,6 +23,11 @@ constexpr HeadOwner head_owner(int32_t place, int32_t ranks, int32_t heads, int3
   const int32_t per_group = heads / groups;
   return {place / per_group % ranks, place / (per_group * ranks) * per_group + place % per_group};
 }
+/// The place of an owner's head.
+FOLIO_HOST_DEVICE constexpr int32_t head_place(const HeadOwner& owner, int32_t ranks, int32_t heads, int32_t groups) {
+  const int32_t per_group = heads / groups;
+  return (owner.head / per_group * ranks + owner.rank) * per_group + owner.head % per_group;
+}
 
 /// Puts the queries of several ranks beside each other on a GPU: to [num_tokens, ranks * heads] rows of row_bytes, in
 /// which the heads of KV head k are rank 0's, then rank 1's and so on. And their slopes, [ranks * heads], likewise.
