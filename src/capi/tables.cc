@@ -15,7 +15,7 @@ const folio::Context& device_of(const folio_context* context) {
   return deref(context, "context").context;
 }
 
-folio::PageTableView to_table(const folio_page_table_view* table) {
+folio::PageTableView table_of(const folio_page_table_view* table) {
   return folio::capi::to_table(deref(table, "table"), "table.kind");
 }
 
@@ -68,7 +68,7 @@ folio_status folio_table_to_csr(const folio_context* context, const folio_page_t
                                 int32_t* status) noexcept {
   return guarded([&] {
     const auto lens = to_span(seq_lens, num_requests, "seq_lens");
-    folio::to_csr(device_of(context), to_table(table), lens, page_size,
+    folio::to_csr(device_of(context), table_of(table), lens, page_size,
                   to_span(indptr, rows_and_one(num_requests), "indptr"), to_span(indices, num_indices, "indices"),
                   to_span(last_page_len, num_requests, "last_page_len"), Stream{stream}, status);
   });
@@ -79,7 +79,7 @@ folio_status folio_table_to_dense(const folio_context* context, const folio_page
                                   int32_t fill, int32_t* dense, void* stream, int32_t* status) noexcept {
   return guarded([&] {
     const auto lens = to_span(seq_lens, num_requests, "seq_lens");
-    folio::to_dense(device_of(context), to_table(table), lens, page_size, columns, fill,
+    folio::to_dense(device_of(context), table_of(table), lens, page_size, columns, fill,
                     to_span(dense, elements(num_requests, columns, "dense"), "dense"), Stream{stream}, status);
   });
 }
@@ -89,7 +89,7 @@ folio_status folio_token_indices(const folio_context* context, const folio_page_
                                  int32_t* indices, int64_t num_indices, void* stream, int32_t* status) noexcept {
   return guarded([&] {
     const auto lens = to_span(seq_lens, num_requests, "seq_lens");
-    folio::token_indices(device_of(context), to_table(table), lens, page_size,
+    folio::token_indices(device_of(context), table_of(table), lens, page_size,
                          to_span(indptr, rows_and_one(num_requests), "indptr"),
                          to_span(indices, num_indices, "indices"), Stream{stream}, status);
   });
@@ -101,7 +101,7 @@ folio_status folio_token_offsets(const folio_context* context, const folio_page_
                                  void* stream, int32_t* status) noexcept {
   return guarded([&] {
     const auto lens = to_span(seq_lens, num_requests, "seq_lens");
-    folio::token_offsets(device_of(context), to_table(table), lens, page_size, page_stride, token_stride,
+    folio::token_offsets(device_of(context), table_of(table), lens, page_size, page_stride, token_stride,
                          to_span(indptr, rows_and_one(num_requests), "indptr"),
                          to_span(offsets, num_offsets, "offsets"), Stream{stream}, status);
   });
@@ -112,7 +112,7 @@ folio_status folio_slot_mapping(const folio_context* context, const folio_page_t
                                 int32_t page_size, const folio_kv_shard* shard, int64_t* slots, void* stream,
                                 int32_t* status) noexcept {
   return guarded([&] {
-    folio::slot_mapping(device_of(context), to_table(table), to_span(token_row, num_tokens, "token_row"),
+    folio::slot_mapping(device_of(context), table_of(table), to_span(token_row, num_tokens, "token_row"),
                         to_span(positions, num_tokens, "positions"), page_size, to_span(slots, num_tokens, "slots"),
                         to_shard(shard), Stream{stream}, status);
   });
@@ -139,7 +139,7 @@ folio_status folio_validate_page_table(const folio_context* context, const folio
                                        const int32_t* seq_lens, int32_t num_requests, int32_t page_size,
                                        int64_t num_pages, void* stream, int32_t* status) noexcept {
   return guarded([&] {
-    folio::validate(device_of(context), to_table(table), to_span(seq_lens, num_requests, "seq_lens"), page_size,
+    folio::validate(device_of(context), table_of(table), to_span(seq_lens, num_requests, "seq_lens"), page_size,
                     num_pages, Stream{stream}, status);
   });
 }
