@@ -3,10 +3,10 @@
 
 #include <random>
 
-#include "captured_graph.hpp"
 #include "core/expect_refused_test_util.hpp"
 #include "device_array.hpp"
 #include "folio/types/float_convert.hpp"
+#include "platform/cuda/captured_graph_test_util.hpp"
 
 namespace folio::cuda_test {
 namespace {
