@@ -198,7 +198,8 @@ void bind_paged_attention(nb::module_& m) {
       "context: None is that of q's device, made once a process. stream: None is the current one, as current_stream "
       "says. What is prepared and planned is kept for the next call, for the 16 contexts and streams that were used "
       "last: calls with equal lengths, such as the layers of one step, share a plan. Calls of one context and stream "
-      "take turns. On a CPU page ids are checked. folio.Layer and folio.Step cost less a call, and serve CUDA "
+      "run one after the other. On a CPU page ids are checked. folio.Layer and folio.Step cost less a call, and serve "
+      "CUDA "
       "graphs.\n\n"
       "Raises InvalidArgument naming the argument, folio.Error (UNSUPPORTED) where no kernel takes it; nothing was "
       "written then.");

@@ -246,35 +246,6 @@ TEST_F(DcpPeersOnGpu, WhatIsChosen) {
   }
 }
 
-TEST_F(DcpPeersOnGpu, RanksOfOtherArgumentsAreReportedLater) {
-  DcpSetup setup = small_setup();
-  setup.query = setup.cache = DType::kFloat8E4M3;
-  setup.num_cached = 3;
-  setup.q_granularity = ScaleGranularity::kPerRequestAndHead;
-  setup.q_scales = {0.5f, 1.0f, 2.0f, 0.25f, 1.0f, 3.0f};
-  setup.soft_cap = 2.0f;
-  const auto reported = [&](const char* text, const std::function<void(DeviceRank&)>& change) {
-    DcpCase whole(setup);
-    run_ranks_on_gpus(setup.world, [&](EnqueuedGroup& group, const Context& context) {
-      RankStep step(whole, group, context, peer_config(whole));
-      const DcpPlan plan = step.attention.plan(whole.batch(), step.stream.get());
-      const Workspace workspace = step.workspace(plan);
-      if (group.rank() == 1) change(step.memory);
-      group.meet();
-      step.attention.run(plan, step.memory.args(), workspace, step.stream.get());
-      step.stream.wait();
-      expect_error(ErrorCode::kInvalidArgument, text, [&] { step.attention.check(); });
-      EXPECT_NO_THROW(step.attention.check()) << "said once";
-      group.meet();
-    });
-  };
-  reported("an earlier run: sm_scale is ", [](DeviceRank& rank) { rank.args().sm_scale = 0.5f; });
-  reported("an earlier run: logits_soft_cap is ", [](DeviceRank& rank) { rank.args().logits_soft_cap = 1.0f; });
-  reported("behind the first, which is 0.5 on both", [](DeviceRank& rank) {
-    rank.set_q_scales({0.5f, 1.0f, 2.0f, 0.25f, 1.0f, 4.0f});
-  });
-}
-
 /// One rank does not run. The others wait once, however many layers they have enqueued, and all ranks are told.
 TEST_F(DcpPeersOnGpu, ARankThatStaysAwayIsNamedOnEveryRank) {
   constexpr milliseconds kTimeout(700);

@@ -97,7 +97,7 @@ TEST(DcpRankProcess, Body) {
   check(cudaGetDeviceCount(&count));
   check(cudaSetDevice(rank % count));
   const Context context = Context::cuda(rank % count);
-  // Two processes take turns on one GPU.
+  // Two processes share one GPU, whose time is sliced.
   BoardGroup group(*static_cast<Board*>(mapped), rank, context.device(), std::chrono::seconds(20));
   DcpCase whole(setup_of_processes());
   DcpConfig config = whole.config();

@@ -134,19 +134,23 @@ TEST_F(DcpStepsOnGpu, RanksOfOtherArgumentsAreReportedLater) {
   DcpSetup setup = setups()[4];
   setup.soft_cap = 2.0f;
   const auto reported = [&](const char* text, const std::function<void(DeviceRank&)>& change) {
-    DcpCase whole(setup);
-    run_enqueued_ranks(setup.world, [&](EnqueuedGroup& group) {
-      RankStep step(whole, group, group.context(), whole.config());
-      const DcpPlan plan = step.attention.plan(whole.batch(), step.stream.get());
-      const Workspace workspace = step.workspace(plan);
-      if (group.rank() == 1) change(step.memory);
-      group.meet();
-      step.attention.run(plan, step.memory.args(), workspace, step.stream.get());
-      step.stream.wait();
-      expect_error(ErrorCode::kInvalidArgument, text, [&] { step.attention.check(); });
-      EXPECT_NO_THROW(step.attention.check()) << "said once";
-      group.meet();
-    });
+    for (const DcpTransport transport : kTransports) {
+      DcpCase whole(setup);
+      DcpConfig config = whole.config();
+      config.transport = transport;
+      run_enqueued_ranks(setup.world, [&](EnqueuedGroup& group) {
+        RankStep step(whole, group, group.context(), config);
+        const DcpPlan plan = step.attention.plan(whole.batch(), step.stream.get());
+        const Workspace workspace = step.workspace(plan);
+        if (group.rank() == 1) change(step.memory);
+        group.meet();
+        step.attention.run(plan, step.memory.args(), workspace, step.stream.get());
+        step.stream.wait();
+        expect_error(ErrorCode::kInvalidArgument, text, [&] { step.attention.check(); });
+        EXPECT_NO_THROW(step.attention.check()) << "said once";
+        group.meet();
+      });
+    }
   };
   reported("an earlier run: sm_scale is ", [](DeviceRank& rank) { rank.args().sm_scale = 0.5f; });
   reported("an earlier run: logits_soft_cap is ", [](DeviceRank& rank) { rank.args().logits_soft_cap = 1.0f; });

@@ -35,7 +35,8 @@ class Simulation final : public SimulatedGroup {
     auto* const to = static_cast<std::byte*>(recv);
     const size_t all = bytes_of_all(size_, bytes);
     copy(to, send, bytes, stream);
-    for (size_t done = bytes; done < all && done > 0; done *= 2) copy(to + done, to, std::min(done, all - done), stream);
+    for (size_t done = bytes; done < all && done > 0; done *= 2)
+      copy(to + done, to, std::min(done, all - done), stream);
     count(bytes, 1);
   }
 

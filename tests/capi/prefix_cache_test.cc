@@ -63,7 +63,7 @@ TEST(CPrefixCache, TheLifeOfARequest) {
   ASSERT_EQ(folio_prefix_cache_match(cache, &other, &matched), FOLIO_OK);
   EXPECT_EQ(matched, 0);
 
-  // Another request with the same beginning takes the slots, computes the rest and hands them over.
+  // Another request with the same beginning takes the slots, computes the rest and inserts it.
   Ints all = {1, 2, 3, 4, 8, 9, 7}, own(7, -1), cpp_own;
   folio_prefix_key key = key_of(all);
   folio_prefix_lock* lock = nullptr;

@@ -93,8 +93,8 @@ FOLIO_C_API folio_status folio_prefix_cache_insert(folio_prefix_cache* cache, co
                                                    const int32_t* slots, int64_t window_begin,
                                                    folio_slot_changes* changes, int64_t* present,
                                                    int64_t* inserted) FOLIO_C_NOEXCEPT;
-/* A running request's tokens so far: hands over whole pages from the lock's length on, replaces in slots
- * [key->num_tokens] what others have handed over meanwhile, and moves the lock. */
+/* A running request's tokens so far: inserts whole pages from the lock's length on, replaces in slots
+ * [key->num_tokens] what others have inserted meanwhile, and moves the lock. */
 FOLIO_C_API folio_status folio_prefix_cache_extend(folio_prefix_cache* cache, folio_prefix_lock* lock,
                                                    const folio_prefix_key* key, int32_t* slots, int64_t window_begin,
                                                    folio_slot_changes* changes) FOLIO_C_NOEXCEPT;
