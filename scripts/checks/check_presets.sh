@@ -50,7 +50,7 @@ for preset in "${presets[@]}"; do
         folio_kernels_inventory_test folio_capi_test conformance_quick_test)
       build aarch64 "${tests[@]}"
       # Without forks of a process with threads: QEMU has locks of its own, and a child in which one is held hangs.
-      GTEST_FILTER='-*Fork*' scripts/run_tests.sh --preset aarch64 -j "$(nproc)" -R "^($(IFS='|' && echo "${tests[*]}"))[.]"
+      GTEST_FILTER='-*Fork*' scripts/run_tests.sh --preset aarch64 -j "$(nproc)" -R "^($(IFS='|' && echo "${tests[*]}"))([.][0-9]+)?$"
       ;;
     emulated-gpu)
       if [ ! -e "${CUDA_HOME:-/usr/local/cuda}/include/cuda_runtime.h" ] && ! command -v nvcc >/dev/null; then

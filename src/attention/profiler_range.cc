@@ -16,14 +16,6 @@ bool attention::ranges_are_on() noexcept {
   return ranges_on.load(std::memory_order_relaxed);
 }
 
-#ifdef FOLIO_WITHOUT_CUDA
-bool attention::has_nvtx() noexcept {
-  return false;
-}
-void attention::push_range(const char*, int64_t) noexcept {}
-void attention::pop_range() noexcept {}
-#endif
-
 void set_nvtx_ranges(bool on) {
   if (on && !attention::has_nvtx()) {
     core::fail(ErrorCode::kUnavailable, "this build of Folio has no NVTX: it takes CUDA and FOLIO_NVTX=ON");

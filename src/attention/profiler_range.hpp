@@ -7,7 +7,7 @@ namespace folio::inline v0::attention {
 /// Whether `set_nvtx_ranges` has turned ranges on: one relaxed load.
 bool ranges_are_on() noexcept;
 
-/// The profiler's side, in attention/cuda; builds without NVTX have none of it.
+/// The profiler's side (nvtx_ranges.cc); builds without NVTX have none of it.
 bool has_nvtx() noexcept;
 void push_range(const char* name, int64_t payload) noexcept;
 void pop_range() noexcept;

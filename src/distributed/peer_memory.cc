@@ -9,7 +9,6 @@
 #include <map>
 #include <mutex>
 #include <new>
-#include <random>
 #include <utility>
 
 #include "core/checked_math.hpp"
@@ -35,10 +34,15 @@ uint64_t digest_of_text(const std::string& text) {
   return digest;
 }
 
+std::string first_line(const char* path) {
+  std::string line;
+  std::getline(std::ifstream(path), line);
+  return line;
+}
+
 /// Containers of one host have the same; whether one of them can open the other's memory is found out by opening it.
 uint64_t this_host() {
-  std::string boot;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  std::string boot = first_line("/proc/sys/kernel/random/boot_id");
   if (boot.empty()) {
     char name[256] = {};
     if (gethostname(name, sizeof(name) - 1) == 0) boot = name;
@@ -46,9 +50,10 @@ uint64_t this_host() {
   return digest_of_text(boot);
 }
 
-/// Process numbers alone repeat from container to container, and random ones after a fork.
+/// Process numbers alone repeat from container to container, and what was drawn once is a fork's too. The kernel has
+/// another uuid at every read; std::random_device would ask for a newer glibc than wheels do.
 uint64_t this_process() {
-  static const uint64_t drawn = (uint64_t{std::random_device()()} << 32) ^ std::random_device()();
+  static const uint64_t drawn = digest_of_text(first_line("/proc/sys/kernel/random/uuid"));
   return drawn ^ (static_cast<uint64_t>(getpid()) * 0x9e3779b97f4a7c15u);
 }
 
