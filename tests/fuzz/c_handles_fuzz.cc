@@ -137,6 +137,15 @@ void pools(FuzzInput& input) {
   folio_free_req_to_token_pool(requests);
 }
 
+/// Slots of tokens, each given out once, as an allocator does: what a cache owns twice, it cannot tell. Or a negative
+/// one.
+Ints take_slots(FuzzInput& input, int32_t& given) {
+  Ints slots(kMost);
+  for (int32_t& slot : slots) slot = given++;
+  if (input.take<uint8_t>() % 16 == 0) slots[input.take<uint8_t>() % kMost] = -1;
+  return slots;
+}
+
 void prefixes(FuzzInput& input) {
   folio_prefix_cache_options options = FOLIO_PREFIX_CACHE_OPTIONS_INIT;
   options.page_size = input.take_length(3);
@@ -146,9 +155,10 @@ void prefixes(FuzzInput& input) {
   if (!ok(folio_create_prefix_cache(&options, &cache))) return;
   folio_slot_changes* changes = nullptr;
   FUZZ_CHECK(ok(folio_create_slot_changes(&changes)));
+  int32_t given = 0;
   for (int i = 0; i < 6; ++i) {
     const Ints tokens = input.take_lengths(kMost, 2);
-    Ints slots = take_ids(input);
+    Ints slots = take_slots(input, given);
     const folio_prefix_key key = {tokens.data(), take_count(input), nullptr, 0};
     const int64_t begin = input.take_length(4);
     folio_prefix_lock* lock = nullptr;
