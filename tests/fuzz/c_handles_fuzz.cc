@@ -103,7 +103,7 @@ void pages(FuzzInput& input) {
 void pools(FuzzInput& input) {
   folio_token_allocator* allocator = nullptr;
   folio_req_to_token_pool* requests = nullptr;
-  if (ok(folio_create_token_allocator(input.take_length(64), input.take_length(4), &allocator))) {
+  if (ok(folio_create_token_allocator(input.take_length(64) % 100000, input.take_length(4), &allocator))) {
     for (int i = 0; i < 6; ++i) {
       Ints ids = take_ids(input), lens = take_ids(input);
       const Ints prefixes = take_ids(input);
