@@ -47,7 +47,7 @@ class ByteType {
 class MpiGroup final : public ProcessGroup {
  public:
   MpiGroup(MPI_Comm parent, std::chrono::milliseconds timeout) : timeout_(timeout) {
-    check(MPI_Comm_dup(parent, &communicator_), "MPI_Comm_dup");
+    require_success(MPI_Comm_dup(parent, &communicator_), "MPI_Comm_dup");
     MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN);
     int rank = 0, size = 0;
     MPI_Comm_rank(communicator_, &rank);
@@ -77,8 +77,9 @@ class MpiGroup final : public ProcessGroup {
     }
     begin();
     MPI_Request request;
-    check(MPI_Iallgather(send, type.count(), type.type(), recv, type.count(), type.type(), communicator_, &request),
-          "MPI_Iallgather");
+    require_success(
+        MPI_Iallgather(send, type.count(), type.type(), recv, type.count(), type.type(), communicator_, &request),
+        "MPI_Iallgather");
     wait(request, "all_gather");
   }
 
@@ -118,7 +119,7 @@ class MpiGroup final : public ProcessGroup {
     check_stream(stream);
     begin();
     MPI_Request request;
-    check(MPI_Ibarrier(communicator_, &request), "MPI_Ibarrier");
+    require_success(MPI_Ibarrier(communicator_, &request), "MPI_Ibarrier");
     wait(request, "barrier");
   }
 
@@ -134,7 +135,7 @@ class MpiGroup final : public ProcessGroup {
     if (!failure_.empty()) unavailable("the MPI group has failed: " + failure_);
   }
 
-  void check(int code, const char* what) {
+  void require_success(int code, const char* what) {
     if (code == MPI_SUCCESS) return;
     char text[MPI_MAX_ERROR_STRING] = {};
     int length = 0;
@@ -147,8 +148,9 @@ class MpiGroup final : public ProcessGroup {
     const ByteType type(bytes);
     begin();
     MPI_Request request;
-    check(MPI_Ialltoall(send, type.count(), type.type(), recv, type.count(), type.type(), communicator_, &request),
-          "MPI_Ialltoall");
+    require_success(
+        MPI_Ialltoall(send, type.count(), type.type(), recv, type.count(), type.type(), communicator_, &request),
+        "MPI_Ialltoall");
     wait(request, name);
   }
 
@@ -158,7 +160,7 @@ class MpiGroup final : public ProcessGroup {
     const Clock::time_point deadline = Clock::now() + timeout_;
     int done = 0;
     for (int64_t polls = 0;; ++polls) {
-      check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), name);
+      require_success(MPI_Test(&request, &done, MPI_STATUS_IGNORE), name);
       if (done != 0) return;
       if (polls < kBusyPolls) continue;
       std::this_thread::yield();
