@@ -136,7 +136,7 @@ class ThreadGroup final : public ProcessGroup {
   std::chrono::milliseconds timeout() const noexcept override { return meeting_->timeout(); }
 
   void all_gather(const void* send, void* recv, size_t bytes, Stream stream) override {
-    check(stream);
+    check_usable(stream);
     check_all_gather(send, recv, bytes, rank_, size());
     arrive(stream, {"all_gather", bytes, send});
     auto* to = static_cast<std::byte*>(recv);
@@ -158,7 +158,7 @@ class ThreadGroup final : public ProcessGroup {
   }
 
   void all_to_all(const void* send, void* recv, size_t bytes, Stream stream) override {
-    check(stream);
+    check_usable(stream);
     const size_t all = bytes_of_all(size(), bytes);
     check_exchange(send, all, recv, all);
     arrive(stream, {"all_to_all", bytes, send});
@@ -170,7 +170,7 @@ class ThreadGroup final : public ProcessGroup {
   }
 
   void reduce_scatter_sum(const float* send, float* recv, size_t count, Stream stream) override {
-    check(stream);
+    check_usable(stream);
     const size_t bytes = bytes_of_floats(count);
     check_exchange(send, bytes_of_all(size(), bytes), recv, bytes);
     arrive(stream, {"reduce_scatter_sum", bytes, send});
@@ -180,7 +180,7 @@ class ThreadGroup final : public ProcessGroup {
 
   /// Rank r sums the r-th section where it lies, of which nobody else reads or writes anything; then all copy it.
   void all_reduce_sum(float* data, size_t count, Stream stream) override {
-    check(stream);
+    check_usable(stream);
     const size_t bytes = bytes_of_floats(count);
     check_buffer("data", data, bytes);
     arrive(stream, {"all_reduce_sum", bytes, data});
@@ -197,14 +197,14 @@ class ThreadGroup final : public ProcessGroup {
   }
 
   void barrier(Stream stream) override {
-    check(stream);
+    check_usable(stream);
     arrive(stream, {"barrier", 0, nullptr});
   }
 
   void fail(std::string_view reason) noexcept override { meeting_->fail(reason); }  // empty: as without memory
 
  private:
-  void check(Stream stream) const {
+  void check_usable(Stream stream) const {
     if (gpu_ == nullptr) check_stream(stream);
   }
 
