@@ -3,7 +3,7 @@
 # and by FetchContent, as a Conan package, and as a port of vcpkg. Ends with a count. Kernels are compiled without much
 # optimisation: what is looked at is that everything is found. (tests/package looks at the installed package.)
 #
-#   scripts/checks/check_consumers.sh [subproject] [conan] [vcpkg]      (all of them without arguments)
+#   scripts/checks/check_consumers.sh [--today | [subproject] [conan] [vcpkg]]   (all of them without arguments; --today: one, by date)
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 root=$PWD
@@ -63,8 +63,11 @@ vcpkg_port() {
     cmake --build "$work/vcpkg-consumer" && run_programs "$work/vcpkg-consumer"
 }
 
-ways=("$@")
-[ $# -gt 0 ] || ways=(subproject conan vcpkg)
+ways=(subproject conan vcpkg)
+case "${1:-}" in
+  --today) ways=("${ways[$(($(date +%s) / 86400 % ${#ways[@]}))]}") ;;
+  ?*) ways=("$@") ;;
+esac
 for way in "${ways[@]}"; do
   case "$way" in
     subproject)

@@ -118,7 +118,9 @@ TEST(CApi, ExplainsWhatKernelsSay) {
     EXPECT_EQ(available != 0, expected[static_cast<size_t>(i)].available);
     refusals += refusal[0] != 0;
   }
+#if defined(__x86_64__)  // Arm has the generic kernels alone
   EXPECT_GT(refusals, 0);
+#endif
   const char* text = nullptr;
   int32_t available = 0;
   expect_refusal(folio_explanation_at(explanation.get(), size, &text, &available, &text), FOLIO_INVALID_ARGUMENT,
