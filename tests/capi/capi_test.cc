@@ -108,7 +108,7 @@ TEST(CApi, ExplainsWhatKernelsSay) {
   int32_t size = 0;
   ASSERT_EQ(folio_explanation_size(explanation.get(), &size), FOLIO_OK);
   ASSERT_EQ(static_cast<size_t>(size), expected.size());
-  int32_t refusals = 0;
+  [[maybe_unused]] int32_t refusals = 0;
   for (int32_t i = 0; i < size; ++i) {
     const char *name = nullptr, *refusal = nullptr;
     int32_t available = -1;
