@@ -77,6 +77,7 @@ std::vector<const kernels::AttentionKernel*> ranked(std::span<const kernels::Att
                                                     const AttentionConfig& config, const WorkloadMix& mix) {
   using Ranked = std::tuple<double, double, const kernels::AttentionKernel*>;
   std::vector<Ranked> all;
+  all.reserve(kernels.size());
   for (const kernels::AttentionKernel* kernel : kernels) {
     all.emplace_back(cost_of_mix(*kernel, features, config, mix), ragged_cost(*kernel, features, config), kernel);
   }
@@ -84,6 +85,7 @@ std::vector<const kernels::AttentionKernel*> ranked(std::span<const kernels::Att
     return std::tie(std::get<0>(a), std::get<1>(a)) < std::tie(std::get<0>(b), std::get<1>(b));
   });
   std::vector<const kernels::AttentionKernel*> order;
+  order.reserve(all.size());
   for (const Ranked& one : all) order.push_back(std::get<2>(one));
   return order;
 }

@@ -12,7 +12,7 @@ namespace folio::inline v0::attention {
 namespace {
 
 nvtxDomainHandle_t domain() noexcept {
-  static const nvtxDomainHandle_t only = nvtxDomainCreateA("folio");
+  static nvtxDomainHandle_t only = nvtxDomainCreateA("folio");
   return only;
 }
 

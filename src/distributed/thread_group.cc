@@ -267,6 +267,7 @@ std::vector<std::unique_ptr<ProcessGroup>> make_thread_groups(int32_t world, con
                 "; a group over a GPU's memory has at most ", kernels::cuda::SumParams::kMostRanks, " ranks");
   auto meeting = std::make_shared<Meeting>(world, options.timeout);
   std::vector<std::unique_ptr<ProcessGroup>> groups;
+  groups.reserve(static_cast<size_t>(world));
   for (int32_t rank = 0; rank < world; ++rank)
     groups.push_back(std::make_unique<ThreadGroup>(meeting, rank, options.context));
   return groups;

@@ -201,7 +201,7 @@ std::unique_ptr<ProcessGroup> make_mpi_group(const MpiGroupOptions& options) {
   MPI_Initialized(&initialized);
   MPI_Finalized(&finalized);
   if (initialized == 0 || finalized != 0) unavailable("MPI is not initialised: call MPI_Init first");
-  const MPI_Comm parent =
+  MPI_Comm parent =
       options.communicator != nullptr ? *static_cast<const MPI_Comm*>(options.communicator) : MPI_COMM_WORLD;
   return std::make_unique<MpiGroup>(parent, options.timeout);
 }

@@ -67,7 +67,7 @@ void HostExchange::exchange_messages() {
   }
   const platform::cuda::RelaxedCapture relaxed;
   const NcclLibrary& nccl = state_.communicator.nccl();
-  const cudaStream_t stream = native(stream_.get());
+  cudaStream_t stream = native(stream_.get());
   platform::cuda::check(cudaMemcpyAsync(device_, sent_, kMessage, cudaMemcpyHostToDevice, stream),
                         "copying a message of all_gather_host");
   std::byte* const all = device_ + size() * kMessage;
