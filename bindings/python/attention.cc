@@ -6,6 +6,7 @@
 #include "folio/reference.hpp"
 #include "folio/types/error.hpp"
 #include "gil.hpp"
+#include "integers.hpp"
 #include "masks.hpp"
 #include "plan.hpp"
 #include "repr.hpp"
@@ -129,14 +130,6 @@ AttentionArgs check_reference(const AttentionConfig& config, const BatchCopy& co
   }
   folio::validate(plan, args);
   return checked;
-}
-
-using HostArray = nb::ndarray<nb::numpy, double>;
-
-HostArray to_numpy(std::vector<double>&& values, std::initializer_list<size_t> shape) {
-  auto* kept = new std::vector<double>(std::move(values));
-  const nb::capsule owner(kept, [](void* memory) noexcept { delete static_cast<std::vector<double>*>(memory); });
-  return HostArray(kept->data(), shape, owner);
 }
 
 nb::tuple reference_attention(const AttentionConfig& config, const Batch& batch, const Args& args) {

@@ -16,7 +16,7 @@ std::string text(const MaskShape& shape) {
   return "[" + std::to_string(shape.queries) + ", " + std::to_string(shape.columns) + "]";
 }
 
-bool is_list(nb::handle source) {
+bool is_list_or_tuple(nb::handle source) {
   return PyList_Check(source.ptr()) || PyTuple_Check(source.ptr());
 }
 
@@ -98,7 +98,7 @@ std::vector<nb::object> cut(nb::handle source, const Array& all, const std::vect
 /// One [queries, columns] array a request.
 std::vector<nb::object> blocks_of(nb::handle source, const std::string& name, const std::vector<MaskShape>* wanted) {
   std::vector<nb::object> blocks;
-  if (!is_list(source)) {
+  if (!is_list_or_tuple(source)) {
     const Array all = borrow(source, name);
     if (!is_bool(all)) refuse(name + " is " + element_text(all.element) + "; a mask must be bool");
     if (all.rank() == 2) return {nb::borrow(source)};
@@ -128,7 +128,7 @@ int32_t row_of(const KvSegment& segment, int32_t request) {
 }  // namespace
 
 bool is_unpacked_mask(nb::handle source) {
-  if (is_list(source)) return true;
+  if (is_list_or_tuple(source)) return true;
   return is_bool(borrow(source, "custom_mask"));
 }
 

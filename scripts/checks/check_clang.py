@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""clang accepts every C and C++ source of a build, with the build's own warnings as errors.
+"""clang accepts every C and C++ source of a build, with the build's own warnings as errors, and every public header as the
+only include of a source, twice.
 
 Nothing is compiled: clang parses, instantiates templates and reports. The sources and their options are those of
 BUILD_DIR/compile_commands.json, less what only gcc knows. CUDA sources are nvcc's.
 
 usage: check_clang.py [--fifth] BUILD_DIR [PART_OF_A_PATH...]
 
---fifth: every fifth source, by date: five days take all.
+--fifth: every fifth source and header, by date: five days take all.
 """
 
 import concurrent.futures
@@ -23,6 +24,7 @@ from sources import report
 
 # Options that only gcc knows, and those that name what is written.
 GCC_ONLY = re.compile(r"^(--param=|-fprofile-|--coverage$|-Winvalid-pch$|-fmax-|-fno-tree-|-mtls-dialect=|-M[DTF]*$)")
+INCLUDE = pathlib.Path(__file__).resolve().parents[2] / "include"
 WITH_VALUE = {"-o", "-MF", "-MT"}
 COMPILERS = {"c": os.environ.get("CLANG", "clang"), "cc": os.environ.get("CLANGXX", "clang++")}
 
@@ -47,9 +49,18 @@ def clang_command(entry):
     return [COMPILERS["c" if language == "c" else "cc"], "-fsyntax-only", "-Wno-unknown-warning-option", *kept]
 
 
-def problem_of(entry):
-    command = clang_command(entry)
-    done = subprocess.run(command, cwd=entry["directory"], capture_output=True, text=True, check=False)
+def header_commands(header):
+    """What clang is asked for a public header: as C++20, and those of the C API as C11 too."""
+    warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I", str(INCLUDE)]
+    twice = ["-include", str(header), "-include", str(header), "/dev/null"]
+    yield [COMPILERS["cc"], "-fsyntax-only", "-std=c++20", "-Wshadow", "-Wconversion", "-Wno-sign-conversion", *warnings,
+           "-x", "c++", *twice]
+    if header.suffix == ".h":
+        yield [COMPILERS["c"], "-fsyntax-only", "-std=c11", "-Wstrict-prototypes", *warnings, "-x", "c", *twice]
+
+
+def problem_of(command, directory):
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else f"{' '.join(command)}\n{done.stderr}"
 
 
@@ -64,12 +75,16 @@ def main():
     if not database.exists():
         sys.exit(f"clang: {database} is missing: configure first")
     parts = arguments[1:]
-    entries = [entry for entry in json.loads(database.read_text())
-               if clang_command(entry) and (not parts or any(part in entry["file"] for part in parts))]
-    entries = entries[datetime.date.today().toordinal() % step::step]
+    wanted = lambda file: not parts or any(part in file for part in parts)
+    entries = [entry for entry in json.loads(database.read_text()) if clang_command(entry) and wanted(entry["file"])]
+    headers = [header for header in sorted(INCLUDE.rglob("*.h*")) if wanted(str(header))]
+    first = datetime.date.today().toordinal() % step
+    entries, headers = entries[first::step], headers[first::step]
+    commands = [(clang_command(entry), entry["directory"]) for entry in entries]
+    commands += [(command, None) for header in headers for command in header_commands(header)]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        problems = [problem for problem in pool.map(problem_of, entries) if problem]
-    print(f"{len(entries)} source(s) given to {COMPILERS['cc']}")
+        problems = [problem for problem in pool.map(problem_of, *zip(*commands)) if problem]
+    print(f"{len(entries)} source(s) and {len(headers)} header(s) given to {COMPILERS['cc']}")
     return report("clang", problems)
 
 

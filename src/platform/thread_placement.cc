@@ -121,6 +121,7 @@ std::vector<int32_t> order_threads(std::span<const Cpu> cpus, int32_t caller_cpu
     return std::tuple(by_node(a), a.sibling, by_cpu(a)) < std::tuple(by_node(b), b.sibling, by_cpu(b));
   });
   std::vector<int32_t> order;
+  order.reserve(places.size());
   for (const Place& place : places) order.push_back(place.cpu);
   return order;
 }

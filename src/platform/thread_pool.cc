@@ -170,7 +170,7 @@ void ThreadPool::work(int32_t thread) noexcept {
   }
   // The thread's own index, and from there on those of threads that have not come: threads that end together try
   // different ones, and neighbours share a memory node.
-  const auto words = static_cast<size_t>((owned_ - 1) / kWordBits + 1);
+  const auto words = static_cast<size_t>((owned_ - 1) / kWordBits) + 1;
   const int32_t own_bit = thread % kWordBits;
   const size_t own_word = static_cast<size_t>(thread / kWordBits) % words;
   for (size_t w = 0; w < words; ++w) {

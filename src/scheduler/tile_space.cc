@@ -102,7 +102,8 @@ class TileSpaceBuilder {
         const int64_t end = row_tiles * (run + 1) / kRuns;
         if (begin == end) continue;
         const auto fewest = static_cast<int64_t>(std::min(keys_of(begin), keys_of(end - 1)));
-        kv_tiles += static_cast<double>(end - begin) * static_cast<double>(fewest / config_.tile.kv_tokens);
+        const int64_t whole = fewest / config_.tile.kv_tokens;
+        kv_tiles += static_cast<double>(end - begin) * static_cast<double>(whole);
       }
     }
     return kv_tiles * static_cast<double>(cost_of_kv_tile(rows));

@@ -228,6 +228,7 @@ void BatchMemory::add_segment(const ConformanceCase& c, const Problem& problem, 
   if (model.source == KvSource::kRagged) {
     args.ragged = kv.ragged(index);
     std::vector<int32_t> indptr;
+    indptr.reserve(numbers.size() + 1);
     for (const size_t number : numbers) indptr.push_back(kv.ragged_begin(index, number));
     // Rows may be longer than their length: each ends where the next one of the slice begins, or at the tensor's end.
     indptr.push_back(kv.ragged_begin(index, model.rows.size()));

@@ -196,12 +196,33 @@ class Row {
     int64_t step;
     bool ds_mla = false;   ///< a row of KvFormat::kFp8DsMla, which begins at byte `index`
     Real token_scale = 1;  ///< of an int8 cache's token
-    Real operator[](int64_t d) const {
-      if (ds_mla) return load_ds_mla(static_cast<const std::byte*>(data) + index, d);
-      return static_cast<Real>(load_as_float(data, dtype, index + d * step)) * token_scale;
+
+    /// The components, as many as `out` has.
+    void copy_to(std::span<Real> out) const {
+      if (ds_mla) {
+        const auto* const row = static_cast<const std::byte*>(data) + index;
+        for (size_t d = 0; d < out.size(); ++d) out[d] = load_ds_mla(row, static_cast<int64_t>(d));
+        return;
+      }
+      switch (dtype) {  // here, not for each component: tests spend much of their time in this function
+        case DType::kFloat32: return copy<DType::kFloat32>(out);
+        case DType::kFloat16: return copy<DType::kFloat16>(out);
+        case DType::kBFloat16: return copy<DType::kBFloat16>(out);
+        case DType::kFloat8E4M3: return copy<DType::kFloat8E4M3>(out);
+        case DType::kFloat8E5M2: return copy<DType::kFloat8E5M2>(out);
+        case DType::kInt8: return copy<DType::kInt8>(out);
+        case DType::kFloat4E2M1x2:
+        case DType::kUnset: return copy<DType::kUnset>(out);
+      }
     }
 
    private:
+    template <DType kType>
+    void copy(std::span<Real> out) const {
+      for (size_t d = 0; d < out.size(); ++d) {
+        out[d] = static_cast<Real>(load_as_float(data, kType, index + static_cast<int64_t>(d) * step)) * token_scale;
+      }
+    }
     static Real load_ds_mla(const std::byte* row, int64_t d) {
       if (d >= kDsMlaLatentDim) {
         return static_cast<Real>(load_as_float(row + kDsMlaRopeOffset, DType::kBFloat16, d - kDsMlaLatentDim));
@@ -241,14 +262,16 @@ class Row {
   /// A query or key as the logits take it: scaled, and rotated where the op asks for it.
   void read(const Vector& stored, Real scale, int64_t position, std::vector<Real>& vector) const {
     vector.resize(static_cast<size_t>(config_.head_dim_qk));
-    for (size_t d = 0; d < vector.size(); ++d) vector[d] = stored[static_cast<int64_t>(d)] * scale;
+    stored.copy_to(vector);
+    for (Real& component : vector) component *= scale;
     if (config_.features.has(Feature::kRopeLlama)) rotation_.rotate(position, vector);
   }
 
   Real logit(const SegmentArgs& segment, KvSource source, int32_t row, int32_t local, int64_t position) {
     read(locate(segment, source, row, local, false), scale_of(segment.k_scale, request_, kv_head_), position, key_);
-    Real dot = 0;
-    for (size_t d = 0; d < query_.size(); ++d) dot += query_[d] * key_[d];
+    Real sums[4] = {};  // one sum would wait for each of its additions
+    for (size_t d = 0; d < query_.size(); ++d) sums[d % 4] += query_[d] * key_[d];
+    const Real dot = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     const Real sm_scale = args_.sm_scale != 0.0f ? static_cast<Real>(args_.sm_scale)
                                                  : Real{1} / std::sqrt(static_cast<Real>(config_.head_dim_qk));
     Real logit = dot * sm_scale;
@@ -263,7 +286,7 @@ class Row {
     return logit;
   }
 
-  Real softmax(const std::vector<Key>& keys, std::span<Real> out) const {
+  Real softmax(const std::vector<Key>& keys, std::span<Real> out) {
     const auto dim_v = static_cast<size_t>(config_.head_dim_v);
     std::fill_n(out.begin(), dim_v, Real{0});
     const Real sink = args_.sinks == nullptr ? kNothing<Real> : static_cast<Real>(args_.sinks[q_head_]);
@@ -274,6 +297,7 @@ class Row {
     if (most == kNothing<Real>) return kNothing<Real>;
     NestedSum<Real> sums;
     sums.reset(dim_v + 1);  // of p v, of p
+    value_.resize(dim_v);
     for (const Key& key : keys) {
       const Real weight = std::exp(key.logit - most);
       const std::span<Real> term = sums.next_term();
@@ -281,7 +305,8 @@ class Row {
       const SegmentArgs& segment = args_.segments[key.segment];
       const Vector v = locate(segment, batch_.segments[key.segment].source, key.row, key.local, true);
       const Real v_scale = scale_of(segment.v_scale, request_, kv_head_);
-      for (size_t d = 0; d < dim_v; ++d) term[d] += weight * (v[static_cast<int64_t>(d)] * v_scale);
+      v.copy_to(value_);
+      for (size_t d = 0; d < dim_v; ++d) term[d] += weight * (value_[d] * v_scale);
     }
     const Real sum = std::exp(sink - most) + sums.total(dim_v);
     for (size_t d = 0; d < dim_v; ++d) out[d] = sums.total(d) / sum;
@@ -299,7 +324,7 @@ class Row {
   int64_t position_ = 0;  ///< of the query in the request's sequence
   Interval visible_;
   std::vector<Real> query_;
-  std::vector<Real> key_;  ///< the one that is being looked at
+  std::vector<Real> key_, value_;  ///< those that are being looked at
 };
 
 template <typename Real>

@@ -26,7 +26,7 @@ constexpr int64_t kRandomCases = 60;
 constexpr size_t kShards = 2;
 #else
 constexpr int32_t kStrength = 3;
-constexpr int64_t kRandomCases = 2000;
+constexpr int64_t kRandomCases = 1000;
 constexpr size_t kShards = 12;
 #endif
 

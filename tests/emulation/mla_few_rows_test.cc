@@ -78,7 +78,7 @@ TEST_P(MlaDsMla, DecodesAndPrompts) {
     check_case("kernel=cuda-sm90-mla format=ds-mla lengths=medium seed=" + std::to_string(GetParam()) + levels);
   }
 }
-INSTANTIATE_TEST_SUITE_P(Seeds, MlaDsMla, ::testing::Range(8, 13));
+INSTANTIATE_TEST_SUITE_P(Seeds, MlaDsMla, ::testing::Range(8, 11));
 
 INSTANTIATE_TEST_SUITE_P(Types, MlaFewRows, ::testing::ValuesIn(kInputs),
                          [](const auto& kind) { return std::string(kind.param.name); });

@@ -168,7 +168,7 @@ T __reduce_add_sync(uint32_t mask, T value) {
       value, [](T a, T b) { return static_cast<T>(a + b); }, mask);
 }
 inline void __syncwarp(uint32_t mask = 0xffffffffu) {
-  static_cast<void>(__any_sync(mask, false));
+  static_cast<void>(folio::emulation::exchange({}, mask));
 }
 inline void __syncthreads() {
   static_cast<void>(folio::emulation::meet_all());

@@ -32,6 +32,7 @@ const std::map<std::string, Determinism> kDeterminism = {{"none", Determinism::k
 template <typename Value>
 std::vector<std::string> names_of(const std::map<std::string, Value>& values) {
   std::vector<std::string> names;
+  names.reserve(values.size());
   for (const auto& entry : values) names.push_back(entry.first);
   return names;
 }

@@ -91,16 +91,20 @@ inline float upcast<__half>(uint16_t bits) {
 template <typename T>
 void mma_m16n8k16(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   const auto* lanes = emulation::exchange({a[0], a[1], a[2], a[3], b0, b1});
-  const int32_t lane = emulation::thread_index().x % 32;
+  const int32_t lane = emulation::lane();
   double sums[4] = {};
-  for (int32_t k = 0; k < 16; ++k) {
-    double rows[2];
-    double columns[2];
-    for (int32_t h = 0; h < 2; ++h) {
-      rows[h] = upcast<T>(half_word(lanes[lane / 4 * 4 + k % 8 / 2][h + k / 8 * 2], k % 2));
-      columns[h] = upcast<T>(half_word(lanes[(lane % 4 * 2 + h) * 4 + k % 8 / 2][4 + k / 8], k % 2));
+  for (int32_t k = 0; k < 16; k += 2) {  // a word holds two elements
+    const uint32_t* const of_rows = lanes[lane / 4 * 4 + k % 8 / 2] + k / 8 * 2;
+    const uint32_t words[4] = {of_rows[0], of_rows[1], lanes[lane % 4 * 8 + k % 8 / 2][4 + k / 8],
+                               lanes[lane % 4 * 8 + 4 + k % 8 / 2][4 + k / 8]};
+    for (int32_t half = 0; half < 2; ++half) {
+      double of[4];
+      for (int32_t i = 0; i < 4; ++i) of[i] = upcast<T>(half_word(words[i], half));
+      sums[0] += of[0] * of[2];
+      sums[1] += of[0] * of[3];
+      sums[2] += of[1] * of[2];
+      sums[3] += of[1] * of[3];
     }
-    for (int32_t i = 0; i < 4; ++i) sums[i] += rows[i / 2] * columns[i % 2];
   }
   for (int32_t i = 0; i < 4; ++i) acc[i] = static_cast<float>(acc[i] + sums[i]);
 }

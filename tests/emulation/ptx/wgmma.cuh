@@ -56,59 +56,85 @@ float element_at(uint32_t address) {
   return upcast<T>(bits);
 }
 
-/// A lane's accumulators of two rows of 16 columns with B, whose element (n, k) is `column(n, k)`.
-template <bool kAdds, int32_t Count, typename Column>
-void mma_lane(float (&d)[Count], const float (&rows)[2][16], const Column& column) {
-  for (int32_t n = 0; n < Count / 2; ++n) {  // 8j + 2t + n % 2
-    double sums[2] = {};
-    const int32_t number = n / 2 * 8 + emulation::thread_index().x % 4 * 2 + n % 2;
-    for (int32_t k = 0; k < 16; ++k) {
-      const auto b = static_cast<double>(column(number, k));
-      sums[0] += rows[0][k] * b;
-      sums[1] += rows[1][k] * b;
+/// B of the MMA that a warp is at, decoded: each lane decodes its share, and all meet before one multiplies. Element
+/// (n, k) is at [n / 8][k][n % 8], where the two columns of a lane lie side by side.
+using ColumnPair = double __attribute__((vector_size(16)));
+constexpr int32_t kMostWarps = 32;
+constexpr int32_t kMostElements = 256 * 32;
+inline double* decoded_b() {
+  alignas(ColumnPair) static double of_warps[kMostWarps][kMostElements];
+  return of_warps[emulation::thread_index().x / 32];
+}
+template <int32_t Columns, int32_t Depth, typename Element>
+void decode_b(const Element& element) {
+  static_assert(Columns * Depth <= kMostElements);
+  double* const b = decoded_b();
+  for (int32_t i = emulation::lane(); i < Columns * Depth; i += 32) {
+    const int32_t n = i / Depth, k = i % Depth;
+    b[(n / 8 * Depth + k) * 8 + n % 8] = element(n, k);
+  }
+}
+
+/// A lane's accumulators, of two rows of A with B. The sums keep all bits. The warp's lanes meet before, and
+/// afterwards.
+template <bool kAdds, int32_t Depth, int32_t Count>
+void mma_lane(float (&d)[Count], const double (&rows)[2][Depth]) {
+  const double* b = decoded_b() + emulation::lane() % 4 * 2;
+  for (int32_t j = 0; j < Count / 4; ++j) {  // columns 8j + 2 (lane % 4) and the next
+    ColumnPair sums[2] = {};
+    for (int32_t k = 0; k < Depth; ++k, b += 8) {
+      const auto columns = *reinterpret_cast<const ColumnPair*>(b);
+      sums[0] += rows[0][k] * columns;
+      sums[1] += rows[1][k] * columns;
     }
     for (int32_t h = 0; h < 2; ++h) {
-      float& to = d[n / 2 * 4 + 2 * h + n % 2];
-      to = static_cast<float>((kAdds ? to : 0.0f) + sums[h]);
+      for (int32_t n = 0; n < 2; ++n) {
+        float& to = d[j * 4 + 2 * h + n];
+        to = static_cast<float>((kAdds ? to : 0.0f) + sums[h][n]);
+      }
     }
   }
+  __syncwarp();
+}
+/// The first of a lane's two rows of A; the other is 8 rows below.
+inline int32_t first_row() {
+  return emulation::thread_index().x % 128 / 32 * 16 + emulation::thread_index().x % 32 / 4;
 }
 
 template <typename T, ScaleOut kScaleOut, int32_t Count>
 void wgmma_ss(float (&d)[Count], uint64_t a, uint64_t b) {
-  const int32_t first = emulation::thread_index().x % 128 / 32 * 16 + emulation::thread_index().x % 32 / 4;
-  float rows[2][16];
+  double rows[2][16];
   for (int32_t h = 0; h < 2; ++h) {
-    for (int32_t k = 0; k < 16; ++k) rows[h][k] = element_at<T>(element_address(a, first + 8 * h, k));
+    for (int32_t k = 0; k < 16; ++k) rows[h][k] = element_at<T>(element_address(a, first_row() + 8 * h, k));
   }
-  mma_lane<kScaleOut == ScaleOut::kOne>(d, rows,
-                                        [b](int32_t n, int32_t k) { return element_at<T>(element_address(b, n, k)); });
+  decode_b<2 * Count, 16>([b](int32_t n, int32_t k) { return element_at<T>(element_address(b, n, k)); });
   __syncwarp();
+  mma_lane<kScaleOut == ScaleOut::kOne>(d, rows);
 }
 
 template <typename T, int32_t Count>
 void wgmma_ss_transposed_a(float (&d)[Count], uint64_t a, uint64_t b) {
-  const int32_t first = emulation::thread_index().x % 128 / 32 * 16 + emulation::thread_index().x % 32 / 4;
-  float rows[2][16];
+  double rows[2][16];
   for (int32_t h = 0; h < 2; ++h) {
-    for (int32_t k = 0; k < 16; ++k) rows[h][k] = element_at<T>(element_address(a, k, first + 8 * h));
+    for (int32_t k = 0; k < 16; ++k) rows[h][k] = element_at<T>(element_address(a, k, first_row() + 8 * h));
   }
-  mma_lane<true>(d, rows, [b](int32_t n, int32_t k) { return element_at<T>(element_address(b, n, k)); });
+  decode_b<2 * Count, 16>([b](int32_t n, int32_t k) { return element_at<T>(element_address(b, n, k)); });
   __syncwarp();
+  mma_lane<true>(d, rows);
 }
 
 template <typename T, int32_t Count>
 void wgmma_rs(float (&d)[Count], const uint32_t (&a)[4], uint64_t b) {
+  decode_b<2 * Count, 16>([b](int32_t n, int32_t k) { return element_at<T>(element_address(b, k, n)); });
   const auto* lanes = emulation::exchange({a[0], a[1], a[2], a[3]});
-  const int32_t lane = emulation::thread_index().x % 32;
-  float rows[2][16];
+  const int32_t lane = emulation::lane();
+  double rows[2][16];
   for (int32_t h = 0; h < 2; ++h) {
     for (int32_t k = 0; k < 16; ++k) {
       rows[h][k] = upcast<T>(half_word(lanes[lane / 4 * 4 + k % 8 / 2][h + k / 8 * 2], k % 2));
     }
   }
-  mma_lane<true>(d, rows, [b](int32_t n, int32_t k) { return element_at<T>(element_address(b, k, n)); });
-  __syncwarp();
+  mma_lane<true>(d, rows);
 }
 
 inline float upcast_e4m3(uint32_t bits) {
@@ -124,46 +150,29 @@ inline float fp8_at(uint64_t tile, int32_t row, int32_t column) {
   return upcast_e4m3(emulation::shared_memory()[linear ^ (linear >> 7 & 7) << 4]);
 }
 
-/// A lane's accumulators of two rows of 32 columns with a tile's rows: they keep all bits.
-template <bool kAdds, int32_t Count>
-void mma_lane_fp8(float (&d)[Count], const float (&rows)[2][32], uint64_t b) {
-  for (int32_t n = 0; n < Count / 2; ++n) {
-    const int32_t number = n / 2 * 8 + emulation::thread_index().x % 4 * 2 + n % 2;
-    double sums[2] = {};
-    for (int32_t k = 0; k < 32; ++k) {
-      const auto x = static_cast<double>(fp8_at(b, number, k));
-      sums[0] += rows[0][k] * x;
-      sums[1] += rows[1][k] * x;
-    }
-    for (int32_t h = 0; h < 2; ++h) {
-      float& to = d[n / 2 * 4 + 2 * h + n % 2];
-      to = static_cast<float>((kAdds ? to : 0.0f) + sums[h]);
-    }
-  }
-  __syncwarp();
-}
-
 template <ScaleOut kScaleOut>
 void wgmma_fp8_ss(float (&d)[64], uint64_t a, uint64_t b) {
-  const int32_t first = emulation::thread_index().x % 128 / 32 * 16 + emulation::thread_index().x % 32 / 4;
-  float rows[2][32];
+  double rows[2][32];
   for (int32_t h = 0; h < 2; ++h) {
-    for (int32_t k = 0; k < 32; ++k) rows[h][k] = fp8_at(a, first + 8 * h, k);
+    for (int32_t k = 0; k < 32; ++k) rows[h][k] = fp8_at(a, first_row() + 8 * h, k);
   }
-  mma_lane_fp8<kScaleOut == ScaleOut::kOne>(d, rows, b);
+  decode_b<128, 32>([b](int32_t n, int32_t k) { return fp8_at(b, n, k); });
+  __syncwarp();
+  mma_lane<kScaleOut == ScaleOut::kOne>(d, rows);
 }
 
 template <ScaleOut kScaleOut, int32_t Count>
 void wgmma_fp8_rs(float (&d)[Count], const uint32_t (&a)[4], uint64_t b) {
+  decode_b<2 * Count, 32>([b](int32_t n, int32_t k) { return fp8_at(b, n, k); });
   const auto* lanes = emulation::exchange({a[0], a[1], a[2], a[3]});
-  const int32_t lane = emulation::thread_index().x % 32;
-  float rows[2][32];
+  const int32_t lane = emulation::lane();
+  double rows[2][32];
   for (int32_t h = 0; h < 2; ++h) {
     for (int32_t k = 0; k < 32; ++k) {
       rows[h][k] = upcast_e4m3(lanes[lane / 4 * 4 + k % 16 / 4][h + k / 16 * 2] >> k % 4 * 8 & 0xff);
     }
   }
-  mma_lane_fp8<kScaleOut == ScaleOut::kOne>(d, rows, b);
+  mma_lane<kScaleOut == ScaleOut::kOne>(d, rows);
 }
 
 }  // namespace folio::inline v0::ptx
