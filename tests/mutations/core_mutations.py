@@ -128,7 +128,7 @@ plant(rule, "negative-mixes", CHOICE, "std::isfinite(tokens) && tokens >= 0.0,",
 rule = "machines described"
 plant(rule, "newer-gpus-have-older-ones-kernels", CHOICE, "compute_capability > kernel.max_compute_capability;", "false;")
 plant(rule, "older-gpus-have-newer-ones-kernels", CHOICE, "if (compute_capability >= kernel.min_compute_capability && !newer) return {};", "if (!newer) return {};")
-plant(rule, "the-first-that-takes-it", CHOICE, "if (is_preferred(candidate, config)) return &candidate;", "return &candidate;")
+plant(rule, "the-first-that-takes-it", CHOICE, "if (is_preferred(candidate, config)) return &candidate;", "if (is_preferred(candidate, config) || second_choice == nullptr) return &candidate;")
 plant(rule, "the-last-that-takes-it", CHOICE, "if (second_choice == nullptr) second_choice = &candidate;", "second_choice = &candidate;")
 plant(rule, "descriptions-left-unresolved", ATTENTION + "prepare.cc", "  const AttentionConfig resolved = resolve(config);\n  const std::vector<Candidate> all",
       "  const AttentionConfig resolved = config;\n  const std::vector<Candidate> all")
