@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""The tables of docs/performance.md, made from the files bench/results/*.json (README.md says what stands in them).
+"""The tables of docs/performance.md, and the table of speeds of the project's README, made from the files
+bench/results/*.json (README.md says what stands in them).
 
-    bench/results/page.py            checks that the page and the files agree
-    bench/results/page.py --write    writes the tables into the page; a file that the page does not know comes last
+    bench/results/page.py            checks that the pages and the files agree
+    bench/results/page.py --write    writes the tables into the pages; a file that docs/performance.md does not know comes last
 
-A table stands between the lines `<!-- results: NAME -->` and `<!-- end of results -->`, NAME being the file's.
+A table stands between the lines `<!-- results: NAME -->` and `<!-- end of results -->`, NAME being the file's. README's, between
+`<!-- speeds -->` and `<!-- end of speeds -->`, has a row for each of SPEEDS.
 """
 
 import json
@@ -14,9 +16,27 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "performance.md"
+README = HERE.parents[1] / "README.md"
 FIELDS = {"title": str, "date": str, "machine": str, "commit": str, "commands": list, "settings": str, "columns": dict,
           "rows": list}
 PLACE = re.compile(r"<!-- results: (\w+) -->\n.*?<!-- end of results -->\n", re.DOTALL)
+SPEEDS_PLACE = re.compile(r"(?<=<!-- speeds -->\n).*?(?=<!-- end of speeds -->\n)", re.DOTALL)
+SPEEDS_COLUMNS = ["row", "Folio", "FlashInfer 0.7.2", "FlashAttention-3, dense", "other", "record of"]
+# README's rows: what is measured, the file, its record, the column of Folio's time and its unit, and where the other
+# columns are found. "other" also has the name of what is compared.
+SPEEDS = [
+    ("decode, H200", "h200_decode", "64x4096", ("folio", "us"), {"FlashInfer 0.7.2": "flashinfer_fa2"}),
+    ("decode, H200", "h200_decode", "skewed: 1 of 65,536, 63 of 512", ("folio", "us"), {"FlashInfer 0.7.2": "flashinfer_fa2"}),
+    ("MLA decode, H200", "h200_mla", "64x4096, 128 heads", ("folio", "us"),
+     {"FlashInfer 0.7.2": "flashinfer_mla", "other": ("FlashMLA", "flash_mla")}),
+    ("prefill, H200", "h200_prefill", "1x16384", ("folio", "us"),
+     {"FlashInfer 0.7.2": "flashinfer_fa3", "FlashAttention-3, dense": "flash_attn_3_dense", "other": ("cuDNN", "torch_sdpa")}),
+    ("prefill, H200", "h200_prefill", "32x256", ("folio", "us"),
+     {"FlashInfer 0.7.2": "flashinfer_fa3", "FlashAttention-3, dense": "flash_attn_3_dense", "other": ("cuDNN", "torch_sdpa")}),
+    ("decode, two H200", "h200_ranks_decode", "1x1048576, in graphs", ("peer", "us"), {"other": ("one H200", "s_peer")}),
+    ("decode, AMX, 16 threads", "amx_decode", "64x4096", ("folio", "ms"), {"other": ("vLLM", "vllm_cpu")}),
+    ("prefill, AMX, 16 threads", "amx_prefill", "1x4096", ("folio", "ms"), {"other": ("vLLM", "vllm_cpu")}),
+]
 
 
 def problems_of(data):
@@ -56,6 +76,28 @@ def section(name, data):
                       "```sh", *data["commands"], "```", "<!-- end of results -->", ""])
 
 
+def speeds(results):
+    """README's table, and what it names that no file has."""
+    lines, problems = ["| " + " | ".join(SPEEDS_COLUMNS) + " |", "|---" * len(SPEEDS_COLUMNS) + "|"], []
+    for what, name, record, (time_key, unit), keys in SPEEDS:
+        row = next((row for row in results.get(name, {}).get("rows", []) if row["row"] == record), {})
+        wanted = [time_key, *(key[1] if isinstance(key, tuple) else key for key in keys.values())]
+        if missing := [key for key in wanted if key not in row]:
+            problems.append(f"README.md: bench/results/{name}.json has no record {record!r} with {', '.join(missing)}")
+            continue
+        said = f"{results[name]['columns'][time_key]}; {results[name]['settings']}"
+        if not re.search(rf"(,|times in) {unit}\b", said):
+            problems.append(f"README.md: the column {time_key} of bench/results/{name}.json does not say that it is in {unit}")
+        cells = {"row": f"{what}: {record}", "Folio": f"{cell(row[time_key])} {unit}",
+                 "record of": f"[{name}](bench/results/{name}.json)"}
+        for column, key in keys.items():
+            program, key = key if isinstance(key, tuple) else ("", key)
+            ratio = row[key][0] if isinstance(row[key], list) else row[key]
+            cells[column] = f"{program} {ratio:.2f}".strip()
+        lines.append("| " + " | ".join(cells.get(column, "") for column in SPEEDS_COLUMNS) + " |")
+    return "\n".join(lines) + "\n", problems
+
+
 def read_results(folder):
     """Name -> contents of every file, and what is wrong with them."""
     results, problems = {}, []
@@ -83,16 +125,24 @@ def written(page, results):
 
 def main():
     results, problems = read_results(HERE)
-    page = PAGE.read_text()
+    page, readme = PAGE.read_text(), README.read_text()
     new, unknown = written(page, results)
     problems += [f"docs/performance.md: there is no bench/results/{name}.json" for name in unknown]
+    table, missing = speeds(results)
+    problems += missing
+    new_readme, places = SPEEDS_PLACE.subn(lambda _: table, readme)
+    if places != 1:
+        problems.append("README.md: the lines <!-- speeds --> and <!-- end of speeds --> are missing")
     if "--write" in sys.argv[1:] and not problems:
         PAGE.write_text(new)
-    elif new != page:
-        problems.append("docs/performance.md: its tables are not those of bench/results: bench/results/page.py --write")
+        README.write_text(new_readme)
+    else:
+        for path, same in (("docs/performance.md", new == page), ("README.md", new_readme == readme)):
+            if not same:
+                problems.append(f"{path}: its tables are not those of bench/results: bench/results/page.py --write")
     for problem in problems:
         print(problem)
-    print(f"performance page: {len(problems)} problem(s)" if problems else f"performance page: ok, {len(results)} tables")
+    print(f"performance page: {len(problems)} problem(s)" if problems else f"performance page: ok, {len(results)} tables and README's")
     return 1 if problems else 0
 
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
 #include <tuple>
 #include <utility>
 
@@ -48,6 +49,28 @@ double ragged_cost(const kernels::AttentionKernel& kernel, const platform::CpuFe
   return prefill_cost(kernel, features, config);
 }
 
+template <typename Kernel>
+KernelAnswer ask(const Kernel& kernel, const std::string& missing, const AttentionConfig& config) {
+  KernelAnswer answer;
+  answer.name = kernel.name;
+  answer.available = missing.empty();
+  answer.refusal = answer.available ? kernel.refusal(config) : missing;
+  return answer;
+}
+
+std::string missing_on(int32_t compute_capability, const kernels::cuda::AttentionKernel& kernel) {
+  const bool newer = compute_capability > kernel.max_compute_capability;
+  if (compute_capability >= kernel.min_compute_capability && !newer) return {};
+  return core::message("the GPU's compute capability (times 10) is ", compute_capability, "; the kernel needs ",
+                       newer ? kernel.max_compute_capability : kernel.min_compute_capability,
+                       newer ? " or older" : " or newer");
+}
+
+/// Whether a candidate that takes the configuration comes before those behind it.
+bool is_preferred(const Candidate& candidate, const AttentionConfig& config) {
+  return candidate.gpu == nullptr || candidate.gpu->preferred == nullptr || candidate.gpu->preferred(config);
+}
+
 }  // namespace
 
 void check_mix(const WorkloadMix& mix) {
@@ -88,6 +111,33 @@ std::vector<const kernels::AttentionKernel*> ranked(std::span<const kernels::Att
   order.reserve(all.size());
   for (const Ranked& one : all) order.push_back(std::get<2>(one));
   return order;
+}
+
+std::vector<Candidate> candidates(const Machine& machine, const AttentionConfig& config, const WorkloadMix& mix) {
+  std::vector<Candidate> all;
+  if (machine.compute_capability != 0) {
+    for (const kernels::cuda::AttentionKernel* kernel : machine.gpu_kernels) {
+      const std::string missing = missing_on(machine.compute_capability, *kernel);
+      all.push_back({.answer = ask(*kernel, missing, config), .cpu = nullptr, .gpu = kernel});
+    }
+    return all;
+  }
+  for (const kernels::AttentionKernel* kernel :
+       ranked(kernels::cpu_attention_kernels(), machine.features, config, mix)) {
+    const std::string missing = kernel->unavailable(machine.features);
+    all.push_back({.answer = ask(*kernel, missing, config), .cpu = kernel, .gpu = nullptr});
+  }
+  return all;
+}
+
+const Candidate* first_choice(std::span<const Candidate> candidates, const AttentionConfig& config) {
+  const Candidate* second_choice = nullptr;
+  for (const Candidate& candidate : candidates) {
+    if (!candidate.answer.refusal.empty()) continue;
+    if (is_preferred(candidate, config)) return &candidate;
+    if (second_choice == nullptr) second_choice = &candidate;
+  }
+  return second_choice;
 }
 
 KvFormatAdvice fastest_format(std::span<const kernels::AttentionKernel* const> kernels,

@@ -167,6 +167,82 @@ TEST(KernelChoice, BoundsOfOneQuery_AreDecodeAloneUnlessBitsMustNotDependOnThem)
   EXPECT_EQ(mix_of(options, Determinism::kRunToRun), WorkloadMix{});
 }
 
+// ---- GPUs that need not be there ----
+
+using GpuKernel = kernels::cuda::AttentionKernel;
+
+std::string takes_all(const AttentionConfig&) {
+  return {};
+}
+std::string takes_no_int8(const AttentionConfig& config) {
+  return config.kv == DType::kInt8 ? "kv is int8" : "";
+}
+
+constexpr GpuKernel kOwn{.name = "own",
+                         .min_compute_capability = 90,
+                         .max_compute_capability = 90,
+                         .refusal = takes_no_int8,
+                         .tile = nullptr,
+                         .p_dtype = nullptr,
+                         .preferred = [](const AttentionConfig& config) { return config.page_size == 16; }};
+constexpr GpuKernel kFast{.name = "fast",
+                          .min_compute_capability = 80,
+                          .refusal = takes_no_int8,
+                          .tile = nullptr,
+                          .p_dtype = nullptr,
+                          .preferred = [](const AttentionConfig& config) { return config.page_size < 64; }};
+constexpr GpuKernel kSlow{.name = "slow",
+                          .min_compute_capability = 80,
+                          .refusal = takes_all,
+                          .tile = nullptr,
+                          .p_dtype = nullptr,
+                          .preferred = [](const AttentionConfig& config) { return config.page_size < 64; }};
+constexpr const GpuKernel* kGpuKernels[] = {&kOwn, &kFast, &kSlow};
+
+Explanation explained_on(int32_t compute_capability, const AttentionConfig& config) {
+  return explain(Machine{.compute_capability = compute_capability, .gpu_kernels = kGpuKernels}, config, {});
+}
+
+TEST(KernelChoice, AGpuThatIsNotThere_IsExplainedByItsComputeCapability) {
+  const AttentionConfig config = config_of(4);
+  EXPECT_EQ(explained_on(90, config).chosen, "own");
+  EXPECT_EQ(explained_on(80, config).chosen, "fast");
+  EXPECT_EQ(explained_on(100, config).chosen, "fast");
+  EXPECT_EQ(explained_on(75, config).chosen, "");
+  const std::vector<KernelAnswer> older = explained_on(80, config).answers;
+  ASSERT_EQ(older.size(), 3u);
+  EXPECT_FALSE(older[0].available);
+  EXPECT_THAT(older[0].refusal, HasSubstr("is 80; the kernel needs 90 or newer"));
+  EXPECT_THAT(explained_on(100, config).answers[0].refusal, HasSubstr("is 100; the kernel needs 90 or older"));
+  EXPECT_TRUE(older[1].available && older[1].refusal.empty());
+}
+
+TEST(KernelChoice, OfKernelsThatTakeAConfiguration_ThePreferredOneIsChosen) {
+  EXPECT_EQ(explained_on(90, config_of(4, DType::kBFloat16, KvFormat::kStrided, 32)).chosen, "fast");
+  EXPECT_EQ(explained_on(90, config_of(4, DType::kBFloat16, KvFormat::kStrided, 64)).chosen,
+            "own");  // none is: the first
+  const Explanation int8 = explained_on(90, config_of(4, DType::kInt8));
+  EXPECT_EQ(int8.chosen, "slow");
+  EXPECT_EQ(int8.answers[0].refusal, "kv is int8");
+}
+
+TEST(KernelChoice, ExplanationsOfThisMachine_AreThoseOfItsContext) {
+  const AttentionConfig config = config_of(4);
+  const Explanation here = explain(Machine{.features = platform::cpu_features()}, config, kDecode);
+  const std::vector<KernelAnswer> answers = folio::explain(Context::cpu(), config, kDecode);
+  ASSERT_EQ(here.answers.size(), answers.size());
+  for (size_t i = 0; i < answers.size(); ++i) {
+    EXPECT_EQ(here.answers[i].name, answers[i].name);
+    EXPECT_EQ(here.answers[i].available, answers[i].available);
+    EXPECT_EQ(here.answers[i].refusal, answers[i].refusal);
+  }
+  PrepareOptions options;
+  options.mix = kDecode;
+  EXPECT_EQ(here.chosen, prepare(Context::cpu(), config, options).kernel_name());
+  EXPECT_THAT(folio::testing::message_of([] { explain(Machine{}, AttentionConfig{}, {}); }),
+              HasSubstr("num_kv_heads is 0"));
+}
+
 // ---- The inventory's kernels on CPUs that this machine need not be ----
 
 CpuFeatures avx2_cpu() {

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "attention/kernel_choice.hpp"
 #include "attention/log.hpp"
@@ -108,72 +109,32 @@ std::string forced_kernel(const Context& context, const PrepareOptions& options)
   return forced == nullptr ? std::string() : std::string(forced);
 }
 
-/// A kernel of either kind of device, with its answer. One of the pointers is null.
-struct Candidate {
-  KernelAnswer answer;
-  const kernels::AttentionKernel* cpu = nullptr;
-  const kernels::cuda::AttentionKernel* gpu = nullptr;
-};
-
-template <typename Kernel>
-KernelAnswer ask(const Kernel& kernel, const std::string& missing, const AttentionConfig& config) {
-  KernelAnswer answer;
-  answer.name = kernel.name;
-  answer.available = missing.empty();
-  answer.refusal = answer.available ? kernel.refusal(config) : missing;
-  return answer;
+attention::Machine machine_of(const Context& context) {
+  const attention::GpuBackend* gpu = context.state().gpu.get();
+  if (gpu == nullptr) return {.features = platform::cpu_features()};
+  return {.compute_capability = gpu->compute_capability(), .gpu_kernels = gpu->kernels()};
 }
 
-std::string missing_on(const attention::GpuBackend& gpu, const kernels::cuda::AttentionKernel& kernel) {
-  const int32_t given = gpu.compute_capability();
-  const bool newer = given > kernel.max_compute_capability;
-  if (given >= kernel.min_compute_capability && !newer) return {};
-  return core::message("the GPU's compute capability (times 10) is ", given, "; the kernel needs ",
-                       newer ? kernel.max_compute_capability : kernel.min_compute_capability,
-                       newer ? " or older" : " or newer");
-}
-
-/// Every kernel of the context's device, in order of preference.
-std::vector<Candidate> candidates(const Context& context, const AttentionConfig& config, const WorkloadMix& mix) {
-  std::vector<Candidate> all;
-  if (const attention::GpuBackend* gpu = context.state().gpu.get()) {
-    for (const kernels::cuda::AttentionKernel* kernel : gpu->kernels()) {
-      all.push_back({.answer = ask(*kernel, missing_on(*gpu, *kernel), config), .cpu = nullptr, .gpu = kernel});
-    }
-    return all;
-  }
-  const platform::CpuFeatures& features = platform::cpu_features();
-  for (const kernels::AttentionKernel* kernel :
-       attention::ranked(kernels::cpu_attention_kernels(), features, config, mix)) {
-    const std::string missing = kernel->unavailable(features);
-    all.push_back({.answer = ask(*kernel, missing, config), .cpu = kernel, .gpu = nullptr});
-  }
-  return all;
-}
-
-/// Whether a candidate that takes the configuration comes before those behind it.
-bool is_preferred(const Candidate& candidate, const AttentionConfig& config) {
-  return candidate.gpu == nullptr || candidate.gpu->preferred == nullptr || candidate.gpu->preferred(config);
-}
-
-Candidate choose(const Context& context, const AttentionConfig& config, const WorkloadMix& mix,
-                 const std::string& forced) {
-  std::string reasons;
+attention::Candidate choose(const Context& context, const AttentionConfig& config, const WorkloadMix& mix,
+                            const std::string& forced) {
+  std::vector<attention::Candidate> candidates = attention::candidates(machine_of(context), config, mix);
   std::string names;
-  std::optional<Candidate> second_choice;
-  for (const Candidate& candidate : candidates(context, config, mix)) {
+  for (const attention::Candidate& candidate : candidates) {
+    names += (names.empty() ? "" : ", ") + candidate.answer.name;
+  }
+  if (!forced.empty()) {
+    std::erase_if(candidates, [&](const attention::Candidate& one) { return one.answer.name != forced; });
+  }
+  const attention::Candidate* chosen = attention::first_choice(candidates, config);
+  std::string reasons;
+  for (const attention::Candidate& candidate : candidates) {
+    if (&candidate == chosen) break;
     const KernelAnswer& answer = candidate.answer;
-    names += (names.empty() ? "" : ", ") + answer.name;
-    if (!forced.empty() && forced != answer.name) continue;
-    if (answer.refusal.empty()) {
-      if (!forced.empty() || is_preferred(candidate, config)) return candidate;
-      if (!second_choice) second_choice = candidate;
-      continue;
-    }
+    if (answer.refusal.empty()) continue;
     attention::log(LogLevel::kDebug, "prepare: ", answer.name, " refuses: ", answer.refusal);
     reasons += (reasons.empty() ? "" : "; ") + answer.name + ": " + answer.refusal;
   }
-  if (second_choice) return *second_choice;
+  if (chosen != nullptr) return *chosen;
   if (reasons.empty()) {
     core::fail(ErrorCode::kInvalidArgument, "force_kernel is \"", forced, "\"; kernels here are: ", names);
   }
@@ -298,7 +259,7 @@ void check_options(const PrepareOptions& options, Determinism determinism) {
 AttentionOp prepare(const Context& context, const AttentionConfig& config, const PrepareOptions& options) {
   check_options(options, config.determinism);
   const AttentionConfig resolved = resolve(config);
-  const Candidate chosen =
+  const attention::Candidate chosen =
       choose(context, resolved, attention::mix_of(options, resolved.determinism), forced_kernel(context, options));
   const int32_t num_workers = options.num_workers > 0 ? options.num_workers : context.concurrency();
   detail::OpState state{.context = context, .config = resolved, .options = options};
@@ -317,13 +278,19 @@ AttentionOp prepare(const Context& context, const AttentionConfig& config, const
   return AttentionOp(std::make_shared<const detail::OpState>(std::move(state)));
 }
 
+attention::Explanation attention::explain(const Machine& machine, const AttentionConfig& config,
+                                          const WorkloadMix& mix) {
+  check_mix(mix);
+  const AttentionConfig resolved = resolve(config);
+  const std::vector<Candidate> all = candidates(machine, resolved, mix);
+  Explanation explanation;
+  if (const Candidate* chosen = first_choice(all, resolved)) explanation.chosen = chosen->answer.name;
+  for (const Candidate& candidate : all) explanation.answers.push_back(candidate.answer);
+  return explanation;
+}
+
 std::vector<KernelAnswer> explain(const Context& context, const AttentionConfig& config, const WorkloadMix& mix) {
-  attention::check_mix(mix);
-  std::vector<KernelAnswer> answers;
-  for (const Candidate& candidate : candidates(context, resolve(config), mix)) {
-    answers.push_back(candidate.answer);
-  }
-  return answers;
+  return attention::explain(machine_of(context), config, mix).answers;
 }
 
 KvFormatAdvice recommended_kv_format(const AttentionConfig& config, const Context& context, const WorkloadMix& mix) {

@@ -124,3 +124,11 @@ plant(rule, "a-prefill-token-costs-all-its-rows", CHOICE, "kernel.cost(features,
 plant(rule, "formats-of-kernels-that-refuse", CHOICE, "|| !kernel->refusal(asked).empty()) continue;", ") continue;")
 plant(rule, "graphs-have-kernels-of-their-own", CHOICE, "max_q_len == 1 && determinism <= Determinism::kRunToRun;", "max_q_len == 1;")
 plant(rule, "negative-mixes", CHOICE, "std::isfinite(tokens) && tokens >= 0.0,", "std::isfinite(tokens),")
+
+rule = "machines described"
+plant(rule, "newer-gpus-have-older-ones-kernels", CHOICE, "compute_capability > kernel.max_compute_capability;", "false;")
+plant(rule, "older-gpus-have-newer-ones-kernels", CHOICE, "if (compute_capability >= kernel.min_compute_capability && !newer) return {};", "if (!newer) return {};")
+plant(rule, "the-first-that-takes-it", CHOICE, "if (is_preferred(candidate, config)) return &candidate;", "if (is_preferred(candidate, config) || second_choice == nullptr) return &candidate;")
+plant(rule, "the-last-that-takes-it", CHOICE, "if (second_choice == nullptr) second_choice = &candidate;", "second_choice = &candidate;")
+plant(rule, "descriptions-left-unresolved", ATTENTION + "prepare.cc", "  const AttentionConfig resolved = resolve(config);\n  const std::vector<Candidate> all",
+      "  const AttentionConfig resolved = config;\n  const std::vector<Candidate> all")

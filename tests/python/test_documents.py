@@ -54,6 +54,22 @@ class TestResults:
         assert unknown == [] and page.written(new, {"a": RESULT, "b": {**RESULT, "title": "New"}})[0] == new
         assert page.written(old, {})[1] == ["a"]
 
+    def test_speeds_of_the_readme_are_records(self, monkeypatch):
+        monkeypatch.setattr(page, "SPEEDS", [("decode", "a", "64x4096", ("folio", "us"), {"other": ("Peer", "peer")})])
+        table, problems = page.speeds({"a": RESULT})
+        assert problems == []
+        assert table.splitlines()[2:] == ["| decode: 64x4096 | 1,246.5 us |  |  | Peer 1.03 | [a](bench/results/a.json) |"]
+
+    @pytest.mark.parametrize("speed, message", [
+        (("d", "b", "64x4096", ("folio", "us"), {}), "b.json has no record '64x4096' with folio"),
+        (("d", "a", "2x2", ("folio", "us"), {}), "a.json has no record '2x2' with folio"),
+        (("d", "a", "1x1", ("folio", "us"), {"other": ("Peer", "peer")}), "no record '1x1' with peer"),
+        (("d", "a", "1x1", ("folio", "ms"), {}), "folio of bench/results/a.json does not say that it is in ms"),
+    ])
+    def test_a_speed_without_its_record_is_refused(self, monkeypatch, speed, message):
+        monkeypatch.setattr(page, "SPEEDS", [speed])
+        assert message in "".join(page.speeds({"a": RESULT})[1])
+
     def test_rounds_of_peers_become_medians(self, tmp_path, monkeypatch):
         run = {"results": [{"row": "r", "us": {"folio": [2000.0, 1000.0, 4000.0], "read": [1000.0, 900.0, 4000.0],
                                               "peer": [4000.0, 3000.0, 4000.0]}}, {"row": "failed", "us": {}}]}

@@ -104,13 +104,29 @@ void check_bench(const Reader& bench) {
   const Reader cases = bench.array("cases");
   for (size_t i = 0; i < cases.json().size(); ++i) {
     const Reader one = cases.item(i);
-    if (one.has("ranks")) bench.fail("cases", "are of --ranks, which this page does not draw");
     one.texts({"kind", "kernel"});
     one.numbers({"batch", "q_len", "kv_len", "kv_bytes", "flop"});
     for (const char* name :
          {"run_s", "yardstick_read_bytes_per_s", "yardstick_multiply_flop_per_s", "yardstick_matrix_flop_per_s"}) {
       one.field(name).numbers({"median"});
     }
+  }
+}
+
+void check_ranks(const Reader& bench) {
+  bench.texts({"device"});
+  bench.numbers({"rounds"});
+  const Reader simulated = bench.field("simulated");
+  if (!simulated.json().is_boolean()) bench.fail("simulated", "is neither true nor false");
+  const Reader cases = bench.array("cases");
+  for (size_t i = 0; i < cases.json().size(); ++i) {
+    const Reader one = cases.item(i);
+    one.texts({"kernel"});
+    one.numbers({"ranks", "batch", "q_len", "kv_len"});
+    for (const char* name : {"one_rank_s", "layer_s", "efficiency"}) one.field(name).numbers({"median", "min", "max"});
+    if (!simulated.json().get<bool>()) continue;
+    one.field("rank_s").numbers({"median"});
+    one.numbers({"link_s", "bytes_sent"});
   }
 }
 
@@ -164,6 +180,10 @@ std::string_view kind_of(const nlohmann::ordered_json& content, const std::strin
   if (reader.has("attention") && reader.has("steps")) {
     check_replay(reader);
     return "replay";
+  }
+  if (reader.has("cases") && reader.has("simulated")) {
+    check_ranks(reader);
+    return "ranks";
   }
   if (reader.has("cases")) {
     check_bench(reader);

@@ -16,8 +16,9 @@ struct ReportFile {
   std::string_view kind{};
 };
 
-/// "replay", "bench" or "peers": by what the document holds. Throws folio::Error(kInvalidArgument), with `path` and
-/// the field, for another document, for one of an older version, and for fields that the page cannot draw.
+/// "replay", "bench", "ranks" (of bench --ranks) or "peers": by what the document holds. Throws
+/// folio::Error(kInvalidArgument), with `path` and the field, for another document, for one of an older version, and
+/// for fields that the page cannot draw.
 std::string_view kind_of(const nlohmann::ordered_json& content, const std::string& path);
 
 /// The page. Throws folio::Error(kUnavailable) in a build without Vega-Lite.

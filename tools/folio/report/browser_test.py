@@ -17,11 +17,12 @@ import subprocess
 import sys
 import tempfile
 
-CHARTS = {"replay": 4, "steps of a replay": 6, "bench": 1, "peers": 2}
+CHARTS = {"replay": 4, "steps of a replay": 6, "bench": 1, "ranks": 2, "peers": 2}
 AXES = ["share that waited no longer", "requests", "ms a step", "pages", "share of tokens", "KV tokens",
         "time on the replay's clock, s", "arithmetic intensity, FLOP per byte of keys and values", "GFLOP/s", "TFLOP/s",
-        "speedup = t_peer / t_folio"]
-LEGENDS = ["decoding", "prefilling", "waiting", "held", "cached", "run", "plan", "flashinfer_fa2", "decode", "prefill"]
+        "speedup = t_peer / t_folio", "ranks", "ms a layer", "speedup over one rank"]
+LEGENDS = ["decoding", "prefilling", "waiting", "held", "cached", "run", "plan", "flashinfer_fa2", "decode", "prefill",
+           "simulated: simulated", "simulated: without the links' time", "measured: measured", "decode 2 x 1 over 256"]
 
 
 def find_browser():
@@ -40,6 +41,16 @@ def peers_results():
     return {"device": "cuda", "clock": "wall", "threads": 16, "results": results}
 
 
+def measured_ranks(simulated):
+    """As folio bench --ranks writes it of GPUs: the same cases as a simulated file's."""
+    cases = []
+    for one in simulated["cases"]:
+        case = {key: one[key] for key in ("ranks", "batch", "q_len", "kv_len", "kernel", "one_rank_s", "layer_s", "efficiency")}
+        cases.append({**case, "over_peer_memory": True})
+    return {"device": "cuda", "threads": 132, "simulated": False, "graph": True, "pcp": False, "transport": "peer", "dcp_comm": "a2a",
+            "rounds": 2, "cases": cases}
+
+
 def make_page(program, traces, folder):
     def folio(*arguments):
         subprocess.run([program, *map(str, arguments)], check=True, stdout=subprocess.DEVNULL)
@@ -50,9 +61,12 @@ def make_page(program, traces, folder):
     folio("replay", traces / "azure_excerpt.csv", *small, "--requests", 40, "--json", folder / "code.json")
     folio("bench", "--model", "tiny", "--batch", "1,4", "--kv-len", "64,256", "--q-len", 16, "--kernel", "generic", "--rounds", 2,
           "--min-ms", 0.2, "-q", "--json", folder / "bench.json")
+    folio("bench", "--model", "tiny", "--sweep", "decode", "--num-q-heads", 8, "--num-kv-heads", 1, "--batch", "1,2", "--kv-len", 256,
+          "--ranks", "2,4", "--simulate", "--kernel", "generic", "--rounds", 2, "--min-ms", 0.2, "-q", "--json", folder / "simulated.json")
+    (folder / "measured.json").write_text(json.dumps(measured_ranks(json.loads((folder / "simulated.json").read_text()))))
     (folder / "peers.json").write_text(json.dumps(peers_results()))
     page = folder / "page.html"
-    folio("report", *(folder / f"{name}.json" for name in ("chat", "code", "bench", "peers")), "-o", page)
+    folio("report", *(folder / f"{name}.json" for name in ("chat", "code", "bench", "simulated", "measured", "peers")), "-o", page)
     return page
 
 
@@ -110,7 +124,7 @@ def check_page(browser, page, dark):
     drawn = Drawn()
     drawn.feed(result.stdout)
     check(drawn.state == "drawn", f"the page's state is {drawn.state!r}")
-    wanted = CHARTS["replay"] + 2 * CHARTS["steps of a replay"] + CHARTS["bench"] + CHARTS["peers"]
+    wanted = CHARTS["replay"] + 2 * CHARTS["steps of a replay"] + CHARTS["bench"] + CHARTS["ranks"] + CHARTS["peers"]
     check(drawn.svgs == wanted, f"{drawn.svgs} charts are drawn, {wanted} wanted")
     check(all(marks > 0 for marks in drawn.marks), f"a chart has no marks: {drawn.marks}")
     for text in (*AXES, *LEGENDS):
