@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 
@@ -75,13 +76,17 @@ int show_info(const InfoFlags& flags) {
   const AttentionConfig config = config_of(flags, context);
   const KvFormatAdvice advice = recommended_kv_format(config, context, flags.mix);
   const std::vector<KernelAnswer> answers = explain(context, config, flags.mix);
+  const bool taken = std::any_of(answers.begin(), answers.end(),
+                                 [](const KernelAnswer& answer) { return answer.available && answer.refusal.empty(); });
   std::string chosen;
-  for (const KernelAnswer& answer : answers) {
-    if (chosen.empty() && answer.available && answer.refusal.empty()) chosen = answer.name;
+  bool fp8_mma = false;
+  if (taken) {  // the choice is prepare's: on a GPU not always the first kernel that takes the configuration
+    PrepareOptions options;
+    options.mix = flags.mix;
+    const AttentionOp op = prepare(context, config, options);
+    chosen = op.kernel_name();
+    fp8_mma = op.fp8_mma();
   }
-  PrepareOptions options;
-  options.mix = flags.mix;
-  const bool fp8_mma = !chosen.empty() && prepare(context, config, options).fp8_mma();
   if (std::optional<replay::OutputFile> json_file = replay::output_file(flags.json)) {
     nlohmann::ordered_json json = {
         {"version", version()},
