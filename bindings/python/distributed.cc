@@ -275,6 +275,9 @@ void bind_dcp_values(nb::module_& m) {
                field("all_heads_out", &C::all_heads_out,
                      "every rank gets the results of all ranks' heads; needs replicated_queries"),
                field("transport", &C::transport, "by what ranks exchange, a DcpTransport"),
+               optional_dtype("partial_dtype", &C::partial_dtype,
+                              "what partial results travel in: None, float32, or the output's dtype where that is "
+                              "float16 or bfloat16, half the bytes"),
                field("force_kernel", &C::force_kernel, "as PrepareOptions.force_kernel"),
                field("num_workers", &C::num_workers, "as PrepareOptions.num_workers"),
                field("max_kv_splits", &C::max_kv_splits, "as PrepareOptions.max_kv_splits"),

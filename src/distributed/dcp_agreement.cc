@@ -31,6 +31,7 @@ uint64_t digest_of(const DcpConfig& config) {
       .add(config.replicated_queries)
       .add(config.all_heads_out)
       .add(config.transport)
+      .add(config.partial_dtype)
       .add(config.bounds.has_value());
   if (!config.bounds) return digest.value();
   const GraphBounds& bounds = *config.bounds;

@@ -65,6 +65,11 @@ std::vector<DcpSetup> peer_setups() {
   add("four ranks, all cached, sinks", [](DcpSetup& s) { s.world = 4, s.num_cached = 3, s.sinks = true; });
   add("replicated queries", [](DcpSetup& s) { s.replicated_queries = true, s.num_cached = 1; });
   add("results of all heads", [](DcpSetup& s) { s.world = 3, s.replicated_queries = s.all_heads_out = true; });
+  add("bfloat16 partial results, three ranks, sinks",
+      [](DcpSetup& s) { s.partial = DType::kBFloat16, s.world = 3, s.sinks = true, s.num_cached = 1; });
+  add("bfloat16 partial results of all heads", [](DcpSetup& s) {
+    s.partial = DType::kBFloat16, s.replicated_queries = s.all_heads_out = true, s.num_cached = 3;
+  });
   add("a q scale per request and head", [](DcpSetup& s) {
     s.query = s.cache = DType::kFloat8E4M3, s.num_cached = 3;
     s.q_granularity = ScaleGranularity::kPerRequestAndHead, s.q_scales = {0.5f, 1.0f, 2.0f, 0.25f, 1.0f, 3.0f};

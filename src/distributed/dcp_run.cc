@@ -34,14 +34,17 @@ class Run {
     const Workspace scratch{memory_ + layout_.attention, layout_.attention_bytes};
     folio::run(*plan_.cached, cached_args(segment), scratch, stream_);
     if (state_.group->size() == 1 || plan_.over_peer_memory) return;
+    const DType partial = state_.partial_dtype();
     CombineCall call{state_.context, *state_.group,
-                     state_view(layout_.partial, layout_.partial_lse, state_.all_heads())};
+                     state_view(layout_.partial, layout_.partial_lse, state_.all_heads(), partial)};
     call.head_groups = config_.num_kv_heads;
     call.out = TensorView(floats(layout_.combined), DType::kFloat32, {tokens(), out_heads(), config_.head_dim_v});
     call.lse = {floats(layout_.combined_lse), out_heads(), 1, LseBase::kE};
     call.workspace = {memory_ + layout_.combine, layout_.combine_bytes};
     call.stream = stream_;
-    if (state_.config.combine == DcpCombine::kAllToAll) {
+    if (partial != DType::kFloat32 && state_.config.all_heads_out) {
+      all_to_all_all_gather(call);
+    } else if (partial != DType::kFloat32 || state_.config.combine == DcpCombine::kAllToAll) {
       all_to_all_combine(call);
     } else if (state_.config.all_heads_out) {
       all_gather_all_reduce(call);
@@ -98,9 +101,9 @@ class Run {
   }
 
   /// A partial result in the workspace.
-  AttentionStateView state_view(size_t out, size_t lse, int64_t num_heads) const {
-    return {ConstTensorView(floats(out), DType::kFloat32, {tokens(), num_heads, config_.head_dim_v}), floats(lse),
-            num_heads, 1, LseBase::kE};
+  AttentionStateView state_view(size_t out, size_t lse, int64_t num_heads, DType dtype = DType::kFloat32) const {
+    return {ConstTensorView(memory_ + out, dtype, {tokens(), num_heads, config_.head_dim_v}), floats(lse), num_heads, 1,
+            LseBase::kE};
   }
 
   /// Everything that only this rank knows to be wrong must be found before the others wait for it.
@@ -173,7 +176,8 @@ class Run {
                       : ConstTensorView(all_queries(), config_.q, {tokens(), state_.all_heads(), config_.head_dim_qk});
     args.alibi_slopes = args_.alibi_slopes;
     if (config_.features.has(Feature::kAlibi) && !in_order) args.alibi_slopes = all_slopes();
-    args.out = TensorView(floats(layout_.partial), DType::kFloat32, {tokens(), state_.all_heads(), config_.head_dim_v});
+    args.out = TensorView(memory_ + layout_.partial, state_.partial_dtype(),
+                          {tokens(), state_.all_heads(), config_.head_dim_v});
     args.lse = {floats(layout_.partial_lse), state_.all_heads(), 1, LseBase::kE};
     args.segments = {&segment, 1};
     return args;
@@ -265,7 +269,7 @@ class Run {
     const int64_t rows = tokens() * out_heads();
     kernels::cuda::CombineParams merge;
     kernels::cuda::CombineSource& older = merge.sources[0];
-    older.dtype = DType::kFloat32;
+    older.dtype = state_.partial_dtype();
     older.num_states = world;
     older.head_stride = config_.head_dim_v;
     older.token_stride = out_heads() * older.head_stride;
@@ -276,6 +280,7 @@ class Run {
     if (plan_.fresh) {
       kernels::cuda::CombineSource& newer = merge.sources[1];
       newer = older;
+      newer.dtype = DType::kFloat32;
       newer.num_states = 1;
       newer.out = floats(layout_.fresh);
       newer.lse = floats(layout_.fresh_lse);
@@ -293,12 +298,13 @@ class Run {
     params.ranks = ranks;
     params.heads = {world, static_cast<int32_t>(heads()), config_.num_kv_heads};
     params.all_heads = state_.config.all_heads_out;
-    params.partial = floats(layout_.partial);
+    params.partial = memory_ + layout_.partial;
     params.lse = floats(layout_.partial_lse);
+    params.row_bytes = config_.head_dim_v * int64_t{size_of(older.dtype)};
     for (size_t i = 0; i < 2; ++i) {
       const std::byte* const half = state_.peers.memory->own() + ranks.layout.halves[i];
       older.out = half;
-      older.lse = reinterpret_cast<const float*>(half + kernels::cuda::peer_lses_at(world, rows, config_.head_dim_v));
+      older.lse = reinterpret_cast<const float*>(half + kernels::cuda::peer_lses_at(world, rows, params.row_bytes));
       params.merges[i] = merge;
     }
     gpu_->enqueue(params, stream_);

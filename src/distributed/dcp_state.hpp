@@ -76,6 +76,8 @@ struct DcpState {
   bool queries_are_in_order() const {
     return group->size() == 1 || (config.replicated_queries && config.attention.num_kv_heads == 1);
   }
+  /// Of what this rank's shard gives. With one rank it stays here.
+  DType partial_dtype() const { return group->size() > 1 ? config.partial_dtype : DType::kFloat32; }
   bool gathers() const { return group->size() > 1 && !config.replicated_queries; }
   /// Null on a CPU.
   const attention::GpuBackend* gpu() const { return context.state().gpu.get(); }
@@ -149,7 +151,7 @@ struct RunLayout {
   size_t gathered = 0;     ///< of all ranks: [W] pieces
   size_t queries = 0;      ///< [T, W * H, D], the heads of each KV head together
   size_t slopes = 0;       ///< [W * H], likewise
-  size_t partial = 0;      ///< over this rank's shard, float32: [T, W * H, Dv]
+  size_t partial = 0;      ///< over this rank's shard, of the partial dtype: [T, W * H, Dv]
   size_t partial_lse = 0;  ///< [T, W * H]
   size_t combined = 0;     ///< over all shards: [T, O, Dv]
   size_t combined_lse = 0;

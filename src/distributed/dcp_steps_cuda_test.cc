@@ -38,6 +38,10 @@ std::vector<DcpSetup> setups() {
   add("cross attention", [](DcpSetup& s) {
     s.cross = true, s.mask = MaskKind::kNone, s.num_cached = 3, s.requests = {{37, 1}, {3, 5}, {0, 2}};
   });
+  add("bfloat16 partial results", [](DcpSetup& s) { s.partial = DType::kBFloat16, s.num_cached = 1; });
+  add("bfloat16 partial results of all heads", [](DcpSetup& s) {
+    s.partial = DType::kBFloat16, s.replicated_queries = s.all_heads_out = true, s.num_cached = 3;
+  });
   return all;
 }
 

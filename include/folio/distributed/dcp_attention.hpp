@@ -47,6 +47,10 @@ struct DcpConfig {
   /// kPeer is for GPUs of one host that reach each other's memory (peer access, in other processes CUDA IPC), 8 ranks
   /// at most; several ranks may share a GPU. Elsewhere it is refused on every rank. Both combines move the same then.
   DcpTransport transport = DcpTransport::kAuto;
+  /// What partial results travel in; kUnset: float32. Or attention.out's dtype, where that is float16 or bfloat16: half
+  /// the bytes, by one all-to-all whatever `combine` is. LSEs stay float32, and so does the merge. One more rounding to
+  /// that dtype, of each rank's partial result; two with all_heads_out over the group. One rank rounds nothing.
+  DType partial_dtype = DType::kUnset;
   std::string force_kernel;   ///< as PrepareOptions::force_kernel
   int32_t num_workers = 0;    ///< as PrepareOptions::num_workers
   int32_t max_kv_splits = 0;  ///< as PrepareOptions::max_kv_splits
@@ -114,7 +118,7 @@ struct DcpArgs {
 /// Attention of this rank's heads over the KV of all ranks of a group (decode context parallelism): the queries of all
 /// ranks are gathered and attend to this rank's shard, the ranks combine these partial results, and those of the new
 /// tokens, which every rank has, are merged with them. One merge rule and one LSE base throughout, partial results in
-/// float32. Masks, windows and ALiBi see global positions, so that results are those of the undivided cache, for
+/// float32 unless DcpConfig::partial_dtype says otherwise. Masks, windows and ALiBi see global positions, so that results are those of the undivided cache, for
 /// several tokens a request too. A shard without keys contributes nothing; a sink counts once.
 ///
 /// One for each group of layers with one window. Owns the plans' memory, and allocates none once warm. Not safe for
