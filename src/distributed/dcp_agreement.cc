@@ -112,6 +112,10 @@ void report(DcpState& state) {
   check_plans(state.fresh_buffer);
 }
 
+void check_finished(const DcpState& state) {
+  core::require(!state.started, "a layer was started and is not finished: call DcpAttention::finish first");
+}
+
 void check_capture(const DcpState& state, bool capturing) {
   core::require(!capturing || state.group->size() == 1 || state.group->enqueues(),
                 "the stream is captured, and the group's operations wait on the host: graphs need a group whose "

@@ -19,7 +19,8 @@ DType out_of(const AttentionConfig& config) {
   return is_fp8(config.q) ? DType::kBFloat16 : config.q;
 }
 
-/// A partial result that is rounded to the output's dtype loses no more than the output does. To any other one it would.
+/// A partial result that is rounded to the output's dtype loses no more than the output does. To any other one it
+/// would.
 DType partial_of(const DcpConfig& config) {
   const DType partial = config.partial_dtype, out = out_of(config.attention);
   if (partial == DType::kUnset || partial == DType::kFloat32) return DType::kFloat32;
@@ -122,6 +123,7 @@ std::unique_ptr<DcpState> make_state(const Context& context, ProcessGroup& group
   const std::shared_ptr<void> memory = gpu->allocate_page_locked(sizeof(DcpStatus));
   state->status = {memory, new (memory.get()) DcpStatus};
   if (config.bounds) state->device.reserve(*gpu, config.bounds->max_requests, world);
+  if (world > 1) state->exchange = gpu->make_side_stream();
   return state;
 }
 
@@ -326,6 +328,7 @@ DcpPlan DcpAttention::plan(const DcpBatch& batch, Stream stream) {
   std::exception_ptr failure;
   const auto on_this_rank = [&] {
     report(state);
+    check_finished(state);
     check_batch(state, batch);
     check_capture(state, capturing);
     planned.num_requests = batch.num_requests;

@@ -140,12 +140,10 @@ TEST(DcpAttention, RefusesConfigurations) {
           [](DcpConfig& c) { c.transport = DcpTransport::kPeer; });
   refused(ErrorCode::kInvalidArgument, "partial_dtype is bfloat16 and out float32; partial results are float32, or as",
           [](DcpConfig& c) { c.partial_dtype = DType::kBFloat16; });
-  refused(ErrorCode::kInvalidArgument, "partial_dtype is bfloat16 and out float16", [](DcpConfig& c) {
-    c.attention.out = DType::kFloat16, c.partial_dtype = DType::kBFloat16;
-  });
-  refused(ErrorCode::kInvalidArgument, "partial_dtype is fp8_e4m3 and out fp8_e4m3", [](DcpConfig& c) {
-    c.attention.out = c.partial_dtype = DType::kFloat8E4M3;
-  });
+  refused(ErrorCode::kInvalidArgument, "partial_dtype is bfloat16 and out float16",
+          [](DcpConfig& c) { c.attention.out = DType::kFloat16, c.partial_dtype = DType::kBFloat16; });
+  refused(ErrorCode::kInvalidArgument, "partial_dtype is fp8_e4m3 and out fp8_e4m3",
+          [](DcpConfig& c) { c.attention.out = c.partial_dtype = DType::kFloat8E4M3; });
   refused(ErrorCode::kInvalidArgument, "force_kernel is", [](DcpConfig& c) { c.force_kernel = "none such"; });
   refused(ErrorCode::kInvalidArgument, "all_heads_out is set with replicated_queries false",
           [](DcpConfig& c) { c.all_heads_out = true; });
@@ -248,6 +246,41 @@ TEST(DcpAttention, RefusesArgumentsBeforeAnythingIsSentOrWritten) {
   });
   attention.plan(whole.batch());
   expect_error(ErrorCode::kStalePlan, "", [&] { attention.run(plan, args, memory); });
+}
+
+TEST(DcpAttention, LayersInTwoSteps) {
+  for (const int32_t world : {1, 2}) {
+    DcpSetup setup = small_setup();
+    setup.world = world;
+    DcpCase whole(setup);
+    run_ranks(world, [&](ProcessGroup& group) {
+      DcpAttention attention(context(), group, whole.config());
+      const DcpPlan plan = attention.plan(whole.batch());
+      core::AlignedBuffer workspace(attention.workspace_size(plan), core::AlignedBuffer::kWorkspaceAlignment);
+      const Workspace memory{workspace.data(), workspace.bytes()};
+      const auto unfinished = [](auto call) {
+        expect_error(ErrorCode::kInvalidArgument, "a layer was started and is not finished", call);
+      };
+      const auto not_started = [&] {
+        expect_error(ErrorCode::kInvalidArgument, "no layer was started", [&] { attention.finish(); });
+      };
+      not_started();
+      DcpArgs args = whole.args(group.rank());
+      const TensorView out = args.out;
+      args.out.shape[0] = 1;
+      expect_error(ErrorCode::kInvalidArgument, "out has 1 tokens", [&] { attention.start(plan, args, memory); });
+      not_started();
+      args.out = out;
+      attention.start(plan, args, memory);
+      unfinished([&] { attention.start(plan, args, memory); });
+      unfinished([&] { attention.run(plan, args, memory); });
+      unfinished([&] { attention.plan(whole.batch()); });
+      attention.finish();
+      not_started();
+      group.barrier();
+    });
+    EXPECT_EQ(whole.wrong_outputs(), "") << world;
+  }
 }
 
 TEST(DcpTransport, HasNames) {

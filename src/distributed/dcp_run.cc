@@ -13,7 +13,7 @@
 namespace folio::inline v0::distributed {
 namespace {
 
-/// One call of `run`.
+/// One call of `run`, or of `start`: its exchange of partial results may have a stream of its own.
 class Run {
  public:
   Run(DcpState& state, const DcpPlan& plan, const DcpArgs& args, Workspace workspace, Stream stream)
@@ -24,15 +24,38 @@ class Run {
         layout_(run_layout(state, plan)),
         memory_(static_cast<std::byte*>(workspace.data)),
         gpu_(state.gpu()),
-        stream_(stream) {
+        stream_(stream),
+        exchange_(stream) {
     check(workspace);
   }
 
-  void cached_pass() {
-    gather();
+  /// Whether the layer has an exchange of partial results that the host need not wait for.
+  bool can_fork() const { return plan_.cached && state_.exchange != nullptr; }
+
+  /// The layer. `side`: null, or what the exchange is enqueued on; the caller joins it.
+  void enqueue(attention::GpuSideStream* side) {
+    if (plan_.cached) {
+      gather();
+      attend_to_cache();
+      if (side != nullptr) exchange_ = side->fork(stream_);
+      combine();
+    }
+    if (plan_.fresh) {
+      fresh_pass();
+      if (side != nullptr) exchange_ = side->fork(stream_);
+    }
+    merge();
+  }
+
+ private:
+  void attend_to_cache() {
     const SegmentArgs segment = cached_segment();
     const Workspace scratch{memory_ + layout_.attention, layout_.attention_bytes};
     folio::run(*plan_.cached, cached_args(segment), scratch, stream_);
+  }
+
+  /// Over the group; over peer memory it is part of the merge.
+  void combine() {
     if (state_.group->size() == 1 || plan_.over_peer_memory) return;
     const DType partial = state_.partial_dtype();
     CombineCall call{state_.context, *state_.group,
@@ -41,7 +64,7 @@ class Run {
     call.out = TensorView(floats(layout_.combined), DType::kFloat32, {tokens(), out_heads(), config_.head_dim_v});
     call.lse = {floats(layout_.combined_lse), out_heads(), 1, LseBase::kE};
     call.workspace = {memory_ + layout_.combine, layout_.combine_bytes};
-    call.stream = stream_;
+    call.stream = exchange_;
     if (partial != DType::kFloat32 && state_.config.all_heads_out) {
       all_to_all_all_gather(call);
     } else if (partial != DType::kFloat32 || state_.config.combine == DcpCombine::kAllToAll) {
@@ -68,7 +91,7 @@ class Run {
     const AttentionStateView older = state_view(layout_.combined, layout_.combined_lse, out_heads());
     const AttentionStateView newer = state_view(layout_.fresh, layout_.fresh_lse, out_heads());
     if (plan_.cached && plan_.fresh) {
-      merge_state(state_.context, older, newer, out, args_.lse, args_.out_scale, stream_);
+      merge_state(state_.context, older, newer, out, args_.lse, args_.out_scale, exchange_);
       return;
     }
     const AttentionStateView& only = plan_.cached ? older : newer;
@@ -77,10 +100,9 @@ class Run {
     states.lse = only.lse;
     states.lse_token_stride = states.lse_state_stride = out_heads();
     states.lse_head_stride = 1;
-    merge_states(state_.context, states, out, args_.lse, args_.out_scale, stream_);
+    merge_states(state_.context, states, out, args_.lse, args_.out_scale, exchange_);
   }
 
- private:
   int64_t tokens() const { return plan_.num_tokens; }
   int64_t heads() const { return state_.heads(); }
   int64_t out_heads() const { return state_.out_heads(); }
@@ -307,7 +329,7 @@ class Run {
       older.lse = reinterpret_cast<const float*>(half + kernels::cuda::peer_lses_at(world, rows, params.row_bytes));
       params.merges[i] = merge;
     }
-    gpu_->enqueue(params, stream_);
+    gpu_->enqueue(params, exchange_);
   }
 
   /// What this rank runs, at the head of its piece: on a GPU by the kernel that arranges its queries.
@@ -368,6 +390,7 @@ class Run {
   std::byte* memory_;
   const attention::GpuBackend* gpu_;  ///< null on a CPU
   Stream stream_;
+  Stream exchange_;  ///< of the exchange of partial results and all behind it
 };
 
 }  // namespace
@@ -381,11 +404,35 @@ size_t DcpAttention::workspace_size() const {
 }
 
 void DcpAttention::run(const DcpPlan& plan, const DcpArgs& args, Workspace workspace, Stream stream) {
-  if (plan.num_tokens == 0) return;
-  Run layer(*state_, plan, args, workspace, stream);
-  if (plan.cached) layer.cached_pass();
-  if (plan.fresh) layer.fresh_pass();
-  layer.merge();
+  check_finished(*state_);
+  if (plan.num_tokens > 0) Run(*state_, plan, args, workspace, stream).enqueue(nullptr);
+}
+
+void DcpAttention::start(const DcpPlan& plan, const DcpArgs& args, Workspace workspace, Stream stream) {
+  DcpState& state = *state_;
+  check_finished(state);
+  state.forked = false;
+  if (plan.num_tokens > 0) {
+    Run layer(state, plan, args, workspace, stream);
+    if (layer.can_fork()) {
+      // Joined where anything throws: a capture that is left with a fork could not be ended.
+      attention::Fork fork(*state.exchange, stream);
+      layer.enqueue(state.exchange.get());
+      fork.leave();
+      state.forked = true;
+    } else {
+      layer.enqueue(nullptr);
+    }
+  }
+  state.started = true;
+}
+
+void DcpAttention::finish(Stream stream) {
+  DcpState& state = *state_;
+  core::require(state.started, "finish is called, and no layer was started");
+  core::require(state.gpu() != nullptr || stream.handle == nullptr, "a CPU context takes the default stream only");
+  if (state.forked) state.exchange->join(stream);
+  state.started = false;
 }
 
 }  // namespace folio::inline v0::distributed

@@ -67,6 +67,10 @@ struct DcpState {
   DcpDeviceMemory device{};             ///< on a GPU
   std::shared_ptr<DcpStatus> status{};  ///< on a GPU
   DcpPeers peers{};                     ///< likewise
+  /// On a GPU with several ranks: where partial results of a started layer are exchanged.
+  std::unique_ptr<attention::GpuSideStream> exchange{};
+  bool started = false;  ///< a layer, which is not finished
+  bool forked = false;   ///< and `exchange` has not been joined
 
   int32_t heads() const { return config.attention.num_q_heads; }
   int32_t all_heads() const { return heads() * group->size(); }
@@ -121,6 +125,9 @@ void check_header(const kernels::cuda::GatherHeader& mine, const kernels::cuda::
 
 /// Throws for what a GPU has found since the last report, and forgets it.
 void report(DcpState& state);
+
+/// Throws kInvalidArgument if a layer was started and is not finished.
+void check_finished(const DcpState& state);
 
 /// Throws kInvalidArgument where the group cannot be captured: its own calls would break the capture.
 void check_capture(const DcpState& state, bool capturing);

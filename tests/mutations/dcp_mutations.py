@@ -88,6 +88,12 @@ plant(rule, "partials-summed-by-the-group", RUN, "partial != DType::kFloat32 || 
 plant(rule, "all-heads-of-one-rank", EXCHANGE, "memory.received + static_cast<size_t>(r) * part;", "memory.received + static_cast<size_t>(0 * r) * part;")
 plant(rule, "all-heads-from-the-first-place-on", EXCHANGE, "const int64_t to = r * local;", "const int64_t to = 0 * r * local;")
 
+rule = "layers in two steps"
+plant(rule, "started-layers-not-refused", AGREEMENT, "core::require(!state.started,", "core::require(true,")
+plant(rule, "finish-of-no-layer", RUN, "core::require(state.started,", "core::require(true,")
+plant(rule, "layers-stay-started", RUN, "  if (state.forked) state.exchange->join(stream);\n  state.started = false;\n", "  if (state.forked) state.exchange->join(stream);\n")
+plant(rule, "plans-of-a-started-layer", PLAN, "    check_finished(state);\n", "")
+
 rule = "peer memory: what a machine without a GPU can catch"
 plant(rule, "transports-named-anyhow", TRANSPORT, """core::require(name == "peer", "transport is""", """core::require(true, "transport is""")
 plant(rule, "transports-name-swapped", TRANSPORT, 'return transport == DcpTransport::kGroup ? "group" : "auto";', 'return transport == DcpTransport::kGroup ? "auto" : "group";')

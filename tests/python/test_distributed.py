@@ -228,7 +228,8 @@ class Divided:
         table = folio.csr_table(np.array(sum(rows, []), np.int32), np.cumsum([0, *map(len, rows)]).astype(np.int32))
         return halves, table
 
-    def run(self, group, combine="all_gather_reduce_scatter", all_heads_out=False, partial_dtype=None):
+    def run(self, group, combine="all_gather_reduce_scatter", all_heads_out=False, partial_dtype=None,
+            in_two_steps=False):
         problem = self.ranks[group.rank]
         config = folio.DcpConfig(attention=problem.config, interleave=self.interleave, combine=combine,
                                  replicated_queries=all_heads_out, all_heads_out=all_heads_out,
@@ -245,7 +246,14 @@ class Divided:
         args = folio.DcpArgs(q, out, folio.make_nhd_view(*halves), table, k=k, v=v, lse=lse,
                              sm_scale=problem.rules.sm_scale, logits_soft_cap=problem.rules.cap,
                              alibi_slopes=problem.rules.slopes, sinks=problem.rules.sinks)
-        attention.run(plan, args, folio.Workspace(attention.workspace_size(plan)))
+        workspace = folio.Workspace(attention.workspace_size(plan))
+        if in_two_steps:
+            attention.start(plan, args, workspace)
+            with pytest.raises(folio.InvalidArgument, match="not finished"):
+                attention.run(plan, args, workspace)
+            attention.finish()
+        else:
+            attention.run(plan, args, workspace)
         return out, lse, attention, plan, args
 
 
@@ -280,6 +288,16 @@ def test_partial_results_of_sixteen_bits(combine):
                               ).config.partial_dtype == folio.float32
     with pytest.raises(folio.InvalidArgument, match="partial_dtype is float16 and out bfloat16"):
         divided.run(group, partial_dtype="float16")
+
+
+def test_layers_in_two_steps():
+    divided = Divided(2, 1, "float32")
+    whole = folio.run_ranks(2, divided.run)
+    halves = folio.run_ranks(2, lambda group: divided.run(group, in_two_steps=True))
+    for one, two in zip(whole, halves):
+        assert np.array_equal(one[0], two[0]) and np.array_equal(one[1], two[1])
+    with pytest.raises(folio.InvalidArgument, match="no layer was started"):
+        halves[0][2].finish()
 
 
 def test_results_of_all_heads():

@@ -154,10 +154,9 @@ nlohmann::ordered_json json_of(const RanksResult& r, bool simulated) {
 }
 
 void print_ranks_header(std::FILE* out, const BenchFlags& flags) {
-  const std::string division =
-      flags.pcp ? "queries divided, exchange " + flags.pcp_exchange
-                : fmt::format("combine {}, partial results in {}, transport {}", flags.dcp_comm,
-                              to_string(flags.partial_dtype), flags.transport);
+  const std::string division = flags.pcp ? "queries divided, exchange " + flags.pcp_exchange
+                                         : fmt::format("combine {}, partial results in {}, transport {}",
+                                                       flags.dcp_comm, to_string(flags.partial_dtype), flags.transport);
   if (flags.simulate) {
     fmt::print(out,
                "rank 0 of a simulated group, {}; {} ranks a node; links (GB/s:us) {} in a node, {} between nodes;\n"
@@ -218,7 +217,8 @@ int bench_ranks(const BenchFlags& flags) {
     throw Error(ErrorCode::kInvalidArgument, "--transport is for --device cuda, without --simulate and --pcp");
   }
   if (flags.partial_dtype != DType::kFloat32 && flags.pcp) {
-    throw Error(ErrorCode::kInvalidArgument, "--partial-dtype is for ranks that have heads of their own, without --pcp");
+    throw Error(ErrorCode::kInvalidArgument,
+                "--partial-dtype is for ranks that have heads of their own, without --pcp");
   }
   const std::vector<BenchShape> shapes = shapes_of(flags);
   const Context context = flags.attention.context();

@@ -469,7 +469,8 @@ TEST(Cli, MisuseExitsWithTwoAndSaysWhatToDo) {
       {{"bench", "--dcp-comm", "a2a"}, "--dcp-comm requires --ranks"},
       {{"bench", "--partial-dtype", "bf16"}, "--partial-dtype requires --ranks"},
       {{"bench", "--ranks", "2", "--simulate", "--partial-dtype", "fp16"}, "partial_dtype is float16 and out bfloat16"},
-      {{"bench", "--ranks", "2", "--simulate", "--pcp", "--partial-dtype", "bf16"}, "--partial-dtype is for ranks that"},
+      {{"bench", "--ranks", "2", "--simulate", "--pcp", "--partial-dtype", "bf16"},
+       "--partial-dtype is for ranks that"},
       {{"bench", "--ranks", "2", "--simulate", "--graph"}, "--graph is for --device cuda"},
       {{"bench", "--simulate"}, "--simulate and --pcp without --ranks"},
       {{"bench", "--ranks", "2", "--simulate", "--node-link", "450"}, "--node-link is '450'"},
@@ -680,11 +681,32 @@ TEST(Cli, BenchSimulatesRanks) {
 
 TEST(Cli, BenchSimulatesSixteenBitPartialResults) {
   for (const char* const combine : {"ag_rs", "a2a"}) {
-    const Outcome outcome = folio({"bench", "--sweep",    "decode", "--num-q-heads", "8",     "--num-kv-heads",
-                                   "2",     "--head-dim", "64",     "--batch",       "2",     "--kv-len",
-                                   "256",   "--ranks",    "4",      "--simulate",    "--partial-dtype",
-                                   "bf16",  "--dcp-comm", combine,  "--rounds",      "1",     "--min-ms",
-                                   "0.1",   "--json",     "-"});
+    const Outcome outcome = folio({"bench",
+                                   "--sweep",
+                                   "decode",
+                                   "--num-q-heads",
+                                   "8",
+                                   "--num-kv-heads",
+                                   "2",
+                                   "--head-dim",
+                                   "64",
+                                   "--batch",
+                                   "2",
+                                   "--kv-len",
+                                   "256",
+                                   "--ranks",
+                                   "4",
+                                   "--simulate",
+                                   "--partial-dtype",
+                                   "bf16",
+                                   "--dcp-comm",
+                                   combine,
+                                   "--rounds",
+                                   "1",
+                                   "--min-ms",
+                                   "0.1",
+                                   "--json",
+                                   "-"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     const nlohmann::json json = nlohmann::json::parse(outcome.out);
     EXPECT_EQ(json["partial_dtype"], "bfloat16");
