@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "attention/table_checks_test_util.hpp"
 #include "core/error.hpp"
 #include "distributed/dcp_steps_test_util.hpp"
 
@@ -308,6 +309,53 @@ TEST_F(DcpPeersOnGpu, ARankThatStaysAwayIsNamedOnEveryRank) {
           },
           kTimeout);
     }
+  }
+}
+
+/// One rank's page table is refused once its queries have been sent. The others do not take what it would send next for
+/// the partial results that they wait for, and need not wait out their time.
+TEST_F(DcpPeersOnGpu, ARankThatThrowsBetweenTwoExchangesIsNamedOnEveryRank) {
+  constexpr milliseconds kTimeout(20000);
+  const TableChecks checks(true);
+  for (const bool replicated : {false, true}) {
+    DcpSetup setup = small_setup();
+    setup.world = 3;
+    setup.num_cached = 3;
+    setup.replicated_queries = replicated;
+    DcpCase whole(setup);
+    const auto begin = steady_clock::now();
+    run_ranks_on_gpus(
+        setup.world,
+        [&](EnqueuedGroup& group, const Context& context) {
+          RankStep step(whole, group, context, peer_config(whole));
+          const DcpPlan plan = step.attention.plan(whole.batch(), step.stream.get());
+          const Workspace workspace = step.workspace(plan);
+          const auto run = [&] { step.attention.run(plan, step.memory.args(), workspace, step.stream.get()); };
+          const auto named = [&](const std::function<void()>& call) {
+            expect_error(ErrorCode::kUnavailable, "rank 1 of the group threw while it enqueued a layer", call);
+          };
+          group.meet();
+          if (group.rank() == 1) {
+            DcpArgs& args = step.memory.args();
+            const int64_t pages = args.cache.num_pages;
+            args.cache.num_pages = 1;  // the pages that the table names are beyond it
+            expect_error(ErrorCode::kInvalidArgument, "", run);
+            args.cache.num_pages = pages;
+            named(run);
+          } else {
+            run();
+            step.stream.wait();
+            named(run);
+            step.memory.store(whole, step.attention);
+            for (int32_t i = 0; i < whole.tokens() * setup.heads; ++i) {
+              EXPECT_TRUE(std::isnan(whole.ranks[static_cast<size_t>(group.rank())].lse[static_cast<size_t>(i)])) << i;
+            }
+          }
+          named([&] { step.attention.check(); });
+          named([&] { step.attention.plan(whole.batch(), step.stream.get()); });
+        },
+        kTimeout);
+    EXPECT_LT(steady_clock::now() - begin, kTimeout) << "the others waited";
   }
 }
 

@@ -1,6 +1,7 @@
 // One layer: gather the queries, attend to this rank's shard, combine, attend to the new tokens, merge. Over peer
 // memory the combine is part of the merge.
 #include <cstring>
+#include <exception>
 
 #include "attention/merge_output.hpp"
 #include "attention/run_args.hpp"
@@ -34,6 +35,17 @@ class Run {
 
   /// The layer. `side`: null, or what the exchange is enqueued on; the caller joins it.
   void enqueue(attention::GpuSideStream* side) {
+    try {
+      enqueue_passes(side);
+    } catch (const std::exception&) {
+      // The others have an exchange that this rank does not come to. What it ran next would be taken for it.
+      if (plan_.over_peer_memory) state_.peers.memory->abandon(*gpu_, *state_.group, stream_);
+      throw;
+    }
+  }
+
+ private:
+  void enqueue_passes(attention::GpuSideStream* side) {
     if (plan_.cached) {
       gather();
       attend_to_cache();
@@ -47,7 +59,6 @@ class Run {
     merge();
   }
 
- private:
   void attend_to_cache() {
     const SegmentArgs segment = cached_segment();
     const Workspace scratch{memory_ + layout_.attention, layout_.attention_bytes};
