@@ -229,6 +229,8 @@ TEST_F(DcpPeersOnGpu, WhatIsChosen) {
   setup.requests = {{600, 550}};
   setup.num_cached = 1;
   DcpCase large(setup);
+  setup.partial = DType::kBFloat16;
+  DcpCase halved(setup);
   const auto chosen = [&](const DcpCase& given, DcpTransport transport, bool bounds) {
     std::vector<int32_t> over_peers(2, -1);
     run_ranks_on_gpus(2, [&](EnqueuedGroup& group, const Context& context) {
@@ -246,6 +248,7 @@ TEST_F(DcpPeersOnGpu, WhatIsChosen) {
   for (const bool bounds : {false, true}) {
     EXPECT_EQ(chosen(whole, DcpTransport::kAuto, bounds), has_two()) << "ranks of one GPU are forced or not at all";
     EXPECT_FALSE(chosen(large, DcpTransport::kAuto, bounds)) << "more than " << kMostAutoPeerBytes << " bytes";
+    EXPECT_EQ(chosen(halved, DcpTransport::kAuto, bounds), has_two()) << "half as many";
     EXPECT_FALSE(chosen(whole, DcpTransport::kGroup, bounds));
     EXPECT_TRUE(chosen(whole, DcpTransport::kPeer, bounds));
     EXPECT_TRUE(chosen(large, DcpTransport::kPeer, bounds));
