@@ -82,14 +82,14 @@ plant(rule, "partials-of-one-rank-rounded", PLAN, "cached.out = world > 1 ? part
 plant(rule, "partials-always-float32", PLAN, "cached.out = world > 1 ? partial : DType::kFloat32;", "cached.out = world > 0 || partial == out_of(config) ? DType::kFloat32 : partial;",
       STATE, "return group->size() > 1 ? config.partial_dtype : DType::kFloat32;", "return DType::kFloat32;")
 plant(rule, "partials-of-another-dtype-than-out", PLAN, "wide && partial == out, ", "wide, ")
-plant(rule, "partials-of-8-bits", PLAN, "wide && partial == out, ", "partial == out, ")
+plant(rule, "partials-of-8-bits", PLAN, "wide && partial == out, ", "(wide || is_fp8(partial)) && partial == out, ")
 plant(rule, "partial-dtypes-not-compared", AGREEMENT, "\n      .add(config.partial_dtype)", "")
 plant(rule, "partials-summed-by-the-group", RUN, "partial != DType::kFloat32 || state_.config.combine == DcpCombine::kAllToAll", "state_.config.combine == DcpCombine::kAllToAll")
 plant(rule, "all-heads-of-one-rank", EXCHANGE, "memory.received + static_cast<size_t>(r) * part;", "memory.received + static_cast<size_t>(0 * r) * part;")
 plant(rule, "all-heads-from-the-first-place-on", EXCHANGE, "const int64_t to = r * local;", "const int64_t to = 0 * r * local;")
 
 rule = "layers in two steps"
-plant(rule, "started-layers-not-refused", AGREEMENT, "core::require(!state.started,", "core::require(true,")
+plant(rule, "started-layers-not-refused", AGREEMENT, "core::require(!state.started,", "core::require(!state.started || true,")
 plant(rule, "finish-of-no-layer", RUN, "core::require(state.started,", "core::require(true,")
 plant(rule, "layers-stay-started", RUN, "  if (state.forked) state.exchange->join(stream);\n  state.started = false;\n", "  if (state.forked) state.exchange->join(stream);\n")
 plant(rule, "plans-of-a-started-layer", PLAN, "    check_finished(state);\n", "")
