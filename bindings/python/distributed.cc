@@ -239,6 +239,11 @@ DcpStep plan(const std::shared_ptr<Dcp>& self, const DcpLengths& lengths, nb::ha
   return step;
 }
 
+/// DcpAttention::run or start.
+using Layer = void (distributed::DcpAttention::*)(const distributed::DcpPlan&, const distributed::DcpArgs&, Workspace,
+                                                  Stream);
+
+template <Layer layer>
 void run(const std::shared_ptr<Dcp>& self, const DcpStep& step, const RankArguments& given, const Scratch& workspace,
          nb::handle stream) {
   if (step.dcp != self) refuse("plan is of another DcpAttention");
@@ -261,7 +266,7 @@ void run(const std::shared_ptr<Dcp>& self, const DcpStep& step, const RankArgume
   const GroupUse use(*self->group);
   const ReleasedGil released;
   const std::lock_guard lock(self->mutex);
-  self->attention.run(step.plan, args, workspace.view, queue);
+  (self->attention.*layer)(step.plan, args, workspace.view, queue);
 }
 
 void bind_dcp_values(nb::module_& m) {
@@ -275,6 +280,9 @@ void bind_dcp_values(nb::module_& m) {
                field("all_heads_out", &C::all_heads_out,
                      "every rank gets the results of all ranks' heads; needs replicated_queries"),
                field("transport", &C::transport, "by what ranks exchange, a DcpTransport"),
+               optional_dtype("partial_dtype", &C::partial_dtype,
+                              "what partial results travel in: None, float32, or the output's dtype where that is "
+                              "float16 or bfloat16, half the bytes"),
                field("force_kernel", &C::force_kernel, "as PrepareOptions.force_kernel"),
                field("num_workers", &C::num_workers, "as PrepareOptions.num_workers"),
                field("max_kv_splits", &C::max_kv_splits, "as PrepareOptions.max_kv_splits"),
@@ -402,12 +410,28 @@ void bind_dcp(nb::module_& m) {
           nb::arg("plan") = nb::none(),
           "Bytes of workspace that a run of this plan needs; None: of any plan within DcpConfig.bounds.")
       .def(
-          "run", &run, nb::arg("plan"), nb::arg("args"), nb::arg("workspace"), nb::arg("stream") = nb::none(),
+          "run", &run<&distributed::DcpAttention::run>, nb::arg("plan"), nb::arg("args"), nb::arg("workspace"),
+          nb::arg("stream") = nb::none(),
           "One layer. Collective where the group has more than one rank and any request has keys in the cache. On a "
           "CPU "
           "page ids are checked too. Raises InvalidArgument before anything is sent or written, and on a CPU where the "
           "ranks "
           "run different batches; Error with STALE_PLAN, WORKSPACE_TOO_SMALL, and UNAVAILABLE where the group fails.")
+      .def(
+          "start", &run<&distributed::DcpAttention::start>, nb::arg("plan"), nb::arg("args"), nb::arg("workspace"),
+          nb::arg("stream") = nb::none(),
+          "run in two steps: on a GPU what is enqueued on the stream between start and finish runs beside the exchange "
+          "of partial results. One layer at a time; workspace and arrays stay as they are until finish.")
+      .def(
+          "finish",
+          [](const std::shared_ptr<Dcp>& self, nb::handle stream) {
+            const Stream queue = DeviceCall(self->context).stream(stream);
+            const ReleasedGil released;
+            const std::lock_guard lock(self->mutex);
+            self->attention.finish(queue);
+          },
+          nb::arg("stream") = nb::none(),
+          "The stream waits for the started layer's results. Raises InvalidArgument if none was started.")
       .def_prop_ro(
           "config", [](const Dcp& self) { return DcpConfig(self.attention.config()); }, nb::rv_policy::move)
       .def_prop_ro(

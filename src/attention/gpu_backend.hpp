@@ -114,6 +114,8 @@ class Fork {
   Fork(const Fork&) = delete;
   Fork& operator=(const Fork&) = delete;
   Stream stream() const noexcept { return stream_; }
+  /// Leaves the join to the caller.
+  void leave() noexcept { joined_ = true; }
   void join() {
     joined_ = true;
     side_.join(main_);

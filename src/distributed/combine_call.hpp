@@ -81,5 +81,8 @@ void clean_lses(const CombineCall& call, float* cleaned);
 void all_gather_reduce_scatter(const CombineCall& call);
 void all_gather_all_reduce(const CombineCall& call);
 void all_to_all_combine(const CombineCall& call);
+/// Every rank gets all heads: an all-to-all of partial results, and an all-gather of what each rank makes of its own
+/// heads' in their dtype.
+void all_to_all_all_gather(const CombineCall& call);
 
 }  // namespace folio::inline v0::distributed

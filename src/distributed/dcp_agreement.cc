@@ -31,6 +31,7 @@ uint64_t digest_of(const DcpConfig& config) {
       .add(config.replicated_queries)
       .add(config.all_heads_out)
       .add(config.transport)
+      .add(config.partial_dtype)
       .add(config.bounds.has_value());
   if (!config.bounds) return digest.value();
   const GraphBounds& bounds = *config.bounds;
@@ -109,6 +110,10 @@ void report(DcpState& state) {
   report(state.status->run, state.group->rank(), "an earlier run: ");
   check_plans(state.cached_buffer);
   check_plans(state.fresh_buffer);
+}
+
+void check_finished(const DcpState& state) {
+  core::require(!state.started, "a layer was started and is not finished: call DcpAttention::finish first");
 }
 
 void check_capture(const DcpState& state, bool capturing) {

@@ -13,6 +13,23 @@
 namespace folio::inline v0::distributed {
 namespace {
 
+/// AttentionConfig::out, with its default.
+DType out_of(const AttentionConfig& config) {
+  if (config.out != DType::kUnset) return config.out;
+  return is_fp8(config.q) ? DType::kBFloat16 : config.q;
+}
+
+/// A partial result that is rounded to the output's dtype loses no more than the output does. To any other one it
+/// would.
+DType partial_of(const DcpConfig& config) {
+  const DType partial = config.partial_dtype, out = out_of(config.attention);
+  if (partial == DType::kUnset || partial == DType::kFloat32) return DType::kFloat32;
+  const bool wide = partial == DType::kFloat16 || partial == DType::kBFloat16;
+  core::require(wide && partial == out, "partial_dtype is ", partial, " and out ", out,
+                "; partial results are float32, or as out where that is float16 or bfloat16");
+  return partial;
+}
+
 void check_config(const Context& context, const ProcessGroup& group, const DcpConfig& config) {
   core::require(group.size() == 1 || group.device() == context.device(),
                 "the group's buffers lie in another memory than the context's: a group of threads over a GPU's has ",
@@ -53,11 +70,11 @@ void check_config(const Context& context, const ProcessGroup& group, const DcpCo
                 ", which leaves every rank its own heads; it needs ", to_string(DcpCombine::kAllGatherReduceScatter));
 }
 
-/// Partial results are float32 whatever the model's dtype, and sinks belong to the new tokens' pass, once.
-AttentionConfig cached_config(const AttentionConfig& config, int32_t world) {
+/// Partial results are float32 unless asked for otherwise, and sinks belong to the new tokens' pass, once.
+AttentionConfig cached_config(const AttentionConfig& config, int32_t world, DType partial) {
   AttentionConfig cached = config;
   cached.num_q_heads = config.num_q_heads * world;
-  cached.out = DType::kFloat32;
+  cached.out = world > 1 ? partial : DType::kFloat32;
   cached.features.bits &= ~Features(Feature::kSinks).bits;
   return cached;
 }
@@ -87,13 +104,14 @@ std::unique_ptr<DcpState> make_state(const Context& context, ProcessGroup& group
     max_shard_len = max_dcp_context_len(config.bounds->max_kv_len, world, config.interleave);
     max_new_tokens = config.bounds->max_q_len;
   }
-  AttentionOp cached = prepare(context, cached_config(config.attention, world), prepare_options(config, max_shard_len));
+  const DType partial = partial_of(config);
+  AttentionOp cached =
+      prepare(context, cached_config(config.attention, world, partial), prepare_options(config, max_shard_len));
   AttentionOp fresh = prepare(context, fresh_config(config.attention), prepare_options(config, max_new_tokens));
   DcpConfig resolved = config;
-  const DType out = config.attention.out;
   resolved.attention = fresh.config();
-  resolved.attention.out = out;
-  if (out == DType::kUnset) resolved.attention.out = is_fp8(config.attention.q) ? DType::kBFloat16 : config.attention.q;
+  resolved.attention.out = out_of(config.attention);
+  resolved.partial_dtype = partial;
   PlanBuffer cached_buffer = make_plan_buffer(cached);
   PlanBuffer fresh_buffer = make_plan_buffer(fresh);
   auto state =
@@ -105,6 +123,7 @@ std::unique_ptr<DcpState> make_state(const Context& context, ProcessGroup& group
   const std::shared_ptr<void> memory = gpu->allocate_page_locked(sizeof(DcpStatus));
   state->status = {memory, new (memory.get()) DcpStatus};
   if (config.bounds) state->device.reserve(*gpu, config.bounds->max_requests, world);
+  if (world > 1) state->exchange = gpu->make_side_stream();
   return state;
 }
 
@@ -309,6 +328,7 @@ DcpPlan DcpAttention::plan(const DcpBatch& batch, Stream stream) {
   std::exception_ptr failure;
   const auto on_this_rank = [&] {
     report(state);
+    check_finished(state);
     check_batch(state, batch);
     check_capture(state, capturing);
     planned.num_requests = batch.num_requests;

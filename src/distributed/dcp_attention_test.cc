@@ -44,6 +44,19 @@ std::vector<DcpSetup> feature_setups() {
     s.model = s.cache = DType::kBFloat16;
     s.window_left = 40, s.alibi = s.sinks = true, s.soft_cap = 2.0f, s.num_cached = 2;
   });
+  const auto halved = [](DcpSetup& s, DType dtype) { s.model = s.cache = s.partial = dtype; };
+  add("bfloat16 partial results", [&](DcpSetup& s) { halved(s, DType::kBFloat16), s.num_cached = 3; });
+  add("bfloat16 partial results, everything", [&](DcpSetup& s) {
+    halved(s, DType::kBFloat16), s.window_left = 40, s.alibi = s.sinks = true, s.soft_cap = 2.0f, s.num_cached = 2;
+  });
+  add("float16 partial results, replicated queries",
+      [&](DcpSetup& s) { halved(s, DType::kFloat16), s.replicated_queries = true, s.num_cached = 8; });
+  add("bfloat16 partial results of all heads", [&](DcpSetup& s) {
+    halved(s, DType::kBFloat16), s.replicated_queries = s.all_heads_out = s.sinks = true, s.num_cached = 3;
+  });
+  add("bfloat16 partial results of fp8 queries", [](DcpSetup& s) {
+    s.model = s.partial = DType::kBFloat16, s.cache = s.query = DType::kFloat8E4M3, s.num_cached = 8;
+  });
   add("one KV head", [](DcpSetup& s) { s.kv_heads = 1, s.dim_v = 16; });
   add("replicated queries", [](DcpSetup& s) { s.replicated_queries = s.alibi = s.sinks = true; });
   add("replicated queries, one KV head", [](DcpSetup& s) { s.replicated_queries = s.alibi = true, s.kv_heads = 1; });

@@ -272,6 +272,7 @@ DcpConfig DcpCase::config() const {
   config.combine = setup.combine;
   config.replicated_queries = setup.replicated_queries;
   config.all_heads_out = setup.all_heads_out;
+  config.partial_dtype = setup.partial;
   return config;
 }
 
@@ -387,6 +388,10 @@ std::string DcpCase::wrong_output(int32_t r) const {
       (setup.alibi ? static_cast<double>(rank.slopes.back()) * farthest : 0.0);
   const double work = kFloat32Work * (1.0 + largest_logit);
   std::vector<double> expected(static_cast<size_t>(setup.dim_v)), magnitude(expected.size());
+  // Each rank's partial result is rounded once, and sums to no more than `magnitude`; of all heads what a rank makes of
+  // its own ones is rounded as well.
+  const bool rounds = size_of(setup.partial) == 2 && setup.world > 1;
+  const double partials = rounds ? (setup.all_heads_out ? 2.0 : 1.0) : 0.0;
   // Of a large batch a sample: an odd step meets every head.
   const int32_t num_rows = tokens() * out_heads();
   const int32_t step = setup.sampled_rows == 0 ? 1 : (num_rows / setup.sampled_rows) | 1;
@@ -403,7 +408,8 @@ std::string DcpCase::wrong_output(int32_t r) const {
     }
     for (size_t d = 0; d < expected.size(); ++d) {
       const double allowed = std::max(unit_roundoff(setup.model) * std::abs(expected[d]), half_of_least(setup.model)) +
-                             (unit_roundoff(rank.p_dtype) + work) * magnitude[d];
+                             (unit_roundoff(rank.p_dtype) + work) * magnitude[d] +
+                             partials * (unit_roundoff(setup.partial) * magnitude[d] + half_of_least(setup.partial));
       const float actual =
           load_as_float(rank.out.data(), setup.model, int64_t{row} * setup.dim_v + static_cast<int64_t>(d));
       if (!(std::abs(actual - expected[d]) <= allowed)) {

@@ -32,7 +32,8 @@ struct DcpSetup {
   int32_t dim_v = 24;
   DType model = DType::kFloat32;
   DType cache = DType::kFloat32;
-  DType query = DType::kUnset;  ///< fp8; kUnset = the model's
+  DType query = DType::kUnset;    ///< fp8; kUnset = the model's
+  DType partial = DType::kUnset;  ///< DcpConfig::partial_dtype
   ScaleGranularity q_granularity = ScaleGranularity::kPerTensor;
   std::vector<float> q_scales;  ///< of fp8 queries, as q_granularity has them (packed); empty = 1
   float k_scale = 1.0f;

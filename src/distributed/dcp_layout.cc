@@ -77,7 +77,7 @@ RunLayout layout_of(const DcpState& state, int64_t tokens, const PassBytes& pass
       layout.queries = pieces.take(tokens, all_heads, config.head_dim_qk, q_bytes);
       layout.slopes = pieces.take(all_heads, 1, 1, float_bytes);
     }
-    layout.partial = pieces.take(tokens, all_heads, config.head_dim_v, float_bytes);
+    layout.partial = pieces.take(tokens, all_heads, config.head_dim_v, size_of(state.partial_dtype()));
     layout.partial_lse = pieces.take(tokens, all_heads, 1, float_bytes);
     if (state.group->size() > 1 && !passes.over_peers) {
       layout.combined = pieces.take(tokens, out_heads, config.head_dim_v, float_bytes);

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "attention/table_checks_test_util.hpp"
 #include "core/error.hpp"
 #include "distributed/dcp_steps_test_util.hpp"
 
@@ -65,6 +66,11 @@ std::vector<DcpSetup> peer_setups() {
   add("four ranks, all cached, sinks", [](DcpSetup& s) { s.world = 4, s.num_cached = 3, s.sinks = true; });
   add("replicated queries", [](DcpSetup& s) { s.replicated_queries = true, s.num_cached = 1; });
   add("results of all heads", [](DcpSetup& s) { s.world = 3, s.replicated_queries = s.all_heads_out = true; });
+  add("bfloat16 partial results, three ranks, sinks",
+      [](DcpSetup& s) { s.partial = DType::kBFloat16, s.world = 3, s.sinks = true, s.num_cached = 1; });
+  add("bfloat16 partial results of all heads", [](DcpSetup& s) {
+    s.partial = DType::kBFloat16, s.replicated_queries = s.all_heads_out = true, s.num_cached = 3;
+  });
   add("a q scale per request and head", [](DcpSetup& s) {
     s.query = s.cache = DType::kFloat8E4M3, s.num_cached = 3;
     s.q_granularity = ScaleGranularity::kPerRequestAndHead, s.q_scales = {0.5f, 1.0f, 2.0f, 0.25f, 1.0f, 3.0f};
@@ -223,6 +229,8 @@ TEST_F(DcpPeersOnGpu, WhatIsChosen) {
   setup.requests = {{600, 550}};
   setup.num_cached = 1;
   DcpCase large(setup);
+  setup.partial = DType::kBFloat16;
+  DcpCase halved(setup);
   const auto chosen = [&](const DcpCase& given, DcpTransport transport, bool bounds) {
     std::vector<int32_t> over_peers(2, -1);
     run_ranks_on_gpus(2, [&](EnqueuedGroup& group, const Context& context) {
@@ -240,6 +248,7 @@ TEST_F(DcpPeersOnGpu, WhatIsChosen) {
   for (const bool bounds : {false, true}) {
     EXPECT_EQ(chosen(whole, DcpTransport::kAuto, bounds), has_two()) << "ranks of one GPU are forced or not at all";
     EXPECT_FALSE(chosen(large, DcpTransport::kAuto, bounds)) << "more than " << kMostAutoPeerBytes << " bytes";
+    EXPECT_EQ(chosen(halved, DcpTransport::kAuto, bounds), has_two()) << "half as many";
     EXPECT_FALSE(chosen(whole, DcpTransport::kGroup, bounds));
     EXPECT_TRUE(chosen(whole, DcpTransport::kPeer, bounds));
     EXPECT_TRUE(chosen(large, DcpTransport::kPeer, bounds));
@@ -303,6 +312,53 @@ TEST_F(DcpPeersOnGpu, ARankThatStaysAwayIsNamedOnEveryRank) {
           },
           kTimeout);
     }
+  }
+}
+
+/// One rank's page table is refused once its queries have been sent. The others do not take what it would send next for
+/// the partial results that they wait for, and need not wait out their time.
+TEST_F(DcpPeersOnGpu, ARankThatThrowsBetweenTwoExchangesIsNamedOnEveryRank) {
+  constexpr milliseconds kTimeout(20000);
+  const TableChecks checks(true);
+  for (const bool replicated : {false, true}) {
+    DcpSetup setup = small_setup();
+    setup.world = 3;
+    setup.num_cached = 3;
+    setup.replicated_queries = replicated;
+    DcpCase whole(setup);
+    const auto begin = steady_clock::now();
+    run_ranks_on_gpus(
+        setup.world,
+        [&](EnqueuedGroup& group, const Context& context) {
+          RankStep step(whole, group, context, peer_config(whole));
+          const DcpPlan plan = step.attention.plan(whole.batch(), step.stream.get());
+          const Workspace workspace = step.workspace(plan);
+          const auto run = [&] { step.attention.run(plan, step.memory.args(), workspace, step.stream.get()); };
+          const auto named = [&](const std::function<void()>& call) {
+            expect_error(ErrorCode::kUnavailable, "rank 1 of the group threw while it enqueued a layer", call);
+          };
+          group.meet();
+          if (group.rank() == 1) {
+            DcpArgs& args = step.memory.args();
+            const int64_t pages = args.cache.num_pages;
+            args.cache.num_pages = 1;  // the pages that the table names are beyond it
+            expect_error(ErrorCode::kInvalidArgument, "", run);
+            args.cache.num_pages = pages;
+            named(run);
+          } else {
+            run();
+            step.stream.wait();
+            named(run);
+            step.memory.store(whole, step.attention);
+            for (int32_t i = 0; i < whole.tokens() * setup.heads; ++i) {
+              EXPECT_TRUE(std::isnan(whole.ranks[static_cast<size_t>(group.rank())].lse[static_cast<size_t>(i)])) << i;
+            }
+          }
+          named([&] { step.attention.check(); });
+          named([&] { step.attention.plan(whole.batch(), step.stream.get()); });
+        },
+        kTimeout);
+    EXPECT_LT(steady_clock::now() - begin, kTimeout) << "the others waited";
   }
 }
 

@@ -46,6 +46,50 @@ TEST(DcpAttention, HeadsOfAllRanksOnceAndOnlyOverTheShard) {
   EXPECT_TRUE(attention.fresh_op().config().features.has(Feature::kSinks));
   EXPECT_EQ(attention.cached_op().config().out, DType::kFloat32);
   EXPECT_EQ(attention.fresh_op().config().out, DType::kFloat32);
+  EXPECT_EQ(attention.config().partial_dtype, DType::kFloat32) << "the default is resolved";
+}
+
+/// What rank 0 of a group sends to the others for one layer.
+double sent_by_a_layer(const DcpSetup& setup) {
+  DcpCase whole(setup);
+  const auto group = make_simulated_group(setup.world);
+  whole.run(*group, context());
+  return group->traffic().bytes_sent;
+}
+
+// A simulated group counts what its operations are given: partial results that travelled as float32 would be seen.
+TEST(DcpAttention, SixteenBitPartialResultsMoveHalfTheBytes) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    DcpSetup setup = small_setup();
+    setup.model = setup.cache = dtype;
+    setup.world = 4;
+    setup.replicated_queries = true;  // nothing else is sent
+    const double rows = 22.0 * setup.heads, others = setup.world - 1, dim = setup.dim_v;
+    setup.combine = DcpCombine::kAllToAll;
+    EXPECT_EQ(sent_by_a_layer(setup), others * rows * (4 * dim + 4));
+    for (const DcpCombine combine : {DcpCombine::kAllGatherReduceScatter, DcpCombine::kAllToAll}) {
+      setup.combine = combine;
+      setup.partial = dtype;
+      EXPECT_EQ(sent_by_a_layer(setup), others * rows * (2 * dim + 4)) << to_string(combine);
+    }
+    setup.combine = DcpCombine::kAllGatherReduceScatter;
+    setup.all_heads_out = true;
+    EXPECT_EQ(sent_by_a_layer(setup), 2 * others * rows * (2 * dim + 4)) << "to its rank, and from there to all";
+  }
+}
+
+// Nothing travels: there is nothing to save.
+TEST(DcpAttention, OneRankRoundsNoPartialResults) {
+  DcpSetup setup = small_setup();
+  setup.world = 1;
+  setup.model = setup.cache = DType::kBFloat16;
+  DcpCase wide(setup);
+  setup.partial = DType::kBFloat16;
+  DcpCase narrow(setup);
+  wide.run_in_threads();
+  narrow.run_in_threads();
+  EXPECT_EQ(narrow.ranks[0].out, wide.ranks[0].out);
+  EXPECT_EQ(narrow.ranks[0].lse, wide.ranks[0].lse);
 }
 
 TEST(DcpAttention, PlansThePassesThatABatchNeeds) {
@@ -94,6 +138,12 @@ TEST(DcpAttention, RefusesConfigurations) {
           [](DcpConfig& c) { c.transport = static_cast<DcpTransport>(3); });
   refused(ErrorCode::kUnsupported, "transport is peer, which is for GPUs",
           [](DcpConfig& c) { c.transport = DcpTransport::kPeer; });
+  refused(ErrorCode::kInvalidArgument, "partial_dtype is bfloat16 and out float32; partial results are float32, or as",
+          [](DcpConfig& c) { c.partial_dtype = DType::kBFloat16; });
+  refused(ErrorCode::kInvalidArgument, "partial_dtype is bfloat16 and out float16",
+          [](DcpConfig& c) { c.attention.out = DType::kFloat16, c.partial_dtype = DType::kBFloat16; });
+  refused(ErrorCode::kInvalidArgument, "partial_dtype is fp8_e4m3 and out fp8_e4m3",
+          [](DcpConfig& c) { c.attention.out = c.partial_dtype = DType::kFloat8E4M3; });
   refused(ErrorCode::kInvalidArgument, "force_kernel is", [](DcpConfig& c) { c.force_kernel = "none such"; });
   refused(ErrorCode::kInvalidArgument, "all_heads_out is set with replicated_queries false",
           [](DcpConfig& c) { c.all_heads_out = true; });
@@ -198,6 +248,41 @@ TEST(DcpAttention, RefusesArgumentsBeforeAnythingIsSentOrWritten) {
   expect_error(ErrorCode::kStalePlan, "", [&] { attention.run(plan, args, memory); });
 }
 
+TEST(DcpAttention, LayersInTwoSteps) {
+  for (const int32_t world : {1, 2}) {
+    DcpSetup setup = small_setup();
+    setup.world = world;
+    DcpCase whole(setup);
+    run_ranks(world, [&](ProcessGroup& group) {
+      DcpAttention attention(context(), group, whole.config());
+      const DcpPlan plan = attention.plan(whole.batch());
+      core::AlignedBuffer workspace(attention.workspace_size(plan), core::AlignedBuffer::kWorkspaceAlignment);
+      const Workspace memory{workspace.data(), workspace.bytes()};
+      const auto unfinished = [](auto call) {
+        expect_error(ErrorCode::kInvalidArgument, "a layer was started and is not finished", call);
+      };
+      const auto not_started = [&] {
+        expect_error(ErrorCode::kInvalidArgument, "no layer was started", [&] { attention.finish(); });
+      };
+      not_started();
+      DcpArgs args = whole.args(group.rank());
+      const TensorView out = args.out;
+      args.out.shape[0] = 1;
+      expect_error(ErrorCode::kInvalidArgument, "out has 1 tokens", [&] { attention.start(plan, args, memory); });
+      not_started();
+      args.out = out;
+      attention.start(plan, args, memory);
+      unfinished([&] { attention.start(plan, args, memory); });
+      unfinished([&] { attention.run(plan, args, memory); });
+      unfinished([&] { attention.plan(whole.batch()); });
+      attention.finish();
+      not_started();
+      group.barrier();
+    });
+    EXPECT_EQ(whole.wrong_outputs(), "") << world;
+  }
+}
+
 TEST(DcpTransport, HasNames) {
   for (const DcpTransport transport : {DcpTransport::kAuto, DcpTransport::kGroup, DcpTransport::kPeer}) {
     EXPECT_EQ(dcp_transport_from_name(to_string(transport)), transport);
@@ -242,6 +327,12 @@ TEST(DcpAttention, RanksOfDifferentBatchesAllThrow) {
     DcpAttention transported(context(), group, otherwise);
     expect_error(ErrorCode::kInvalidArgument, "runs another batch or configuration",
                  [&] { windowed.run(transported); });
+    DcpSetup halved = small_setup();
+    halved.model = halved.cache = DType::kBFloat16;
+    if (group.rank() == 1) halved.partial = DType::kBFloat16;
+    DcpCase rounded(halved);
+    expect_error(ErrorCode::kInvalidArgument, "runs another batch or configuration",
+                 [&] { rounded.run(group, context()); });
     DcpSetup encoder = small_setup();
     encoder.mask = MaskKind::kNone;
     encoder.num_cached = 3;
@@ -352,25 +443,28 @@ TEST(DcpAttention, NanReachesItsRequestOnly) {
 
 // The originals plan the new tokens' pass, and the first one, without what batch invariance needs.
 TEST(DcpAttention, BatchInvariantRowsKeepTheirBits) {
-  for (const DcpCombine combine : {DcpCombine::kAllGatherReduceScatter, DcpCombine::kAllToAll}) {
-    for (const int32_t num_cached : {0, 1}) {
-      DcpSetup setup = small_setup();
-      setup.combine = combine;
-      setup.num_cached = num_cached;
-      setup.sinks = setup.alibi = true;
-      setup.interleave = 2;
-      setup.determinism = Determinism::kBatchInvariant;
-      setup.requests = {{300, 9}};
-      DcpCase alone(setup);
-      setup.requests = {{300, 9}, {1000, 33}, {1, 1}, {77, 20}};
-      DcpCase among(setup);
-      alone.run_in_threads();
-      among.run_in_threads();
-      const auto bytes = static_cast<std::ptrdiff_t>(9 * setup.heads * setup.dim_v * 4);
-      for (size_t r = 0; r < 2; ++r) {
-        const DcpCase::Rank &a = alone.ranks[r], &b = among.ranks[r];
-        EXPECT_TRUE(std::equal(a.out.begin(), a.out.begin() + bytes, b.out.begin())) << to_string(combine);
-        EXPECT_TRUE(std::equal(a.lse.begin(), a.lse.begin() + 9 * setup.heads, b.lse.begin())) << to_string(combine);
+  DcpSetup float32 = small_setup(), bfloat16 = small_setup();
+  bfloat16.model = bfloat16.cache = bfloat16.partial = DType::kBFloat16;
+  for (DcpSetup setup : {float32, bfloat16}) {
+    for (const DcpCombine combine : {DcpCombine::kAllGatherReduceScatter, DcpCombine::kAllToAll}) {
+      for (const int32_t num_cached : {0, 1}) {
+        setup.combine = combine;
+        setup.num_cached = num_cached;
+        setup.sinks = setup.alibi = true;
+        setup.interleave = 2;
+        setup.determinism = Determinism::kBatchInvariant;
+        setup.requests = {{300, 9}};
+        DcpCase alone(setup);
+        setup.requests = {{300, 9}, {1000, 33}, {1, 1}, {77, 20}};
+        DcpCase among(setup);
+        alone.run_in_threads();
+        among.run_in_threads();
+        const auto bytes = static_cast<std::ptrdiff_t>(9 * setup.heads * setup.dim_v * size_of(setup.model));
+        for (size_t r = 0; r < 2; ++r) {
+          const DcpCase::Rank &a = alone.ranks[r], &b = among.ranks[r];
+          EXPECT_TRUE(std::equal(a.out.begin(), a.out.begin() + bytes, b.out.begin())) << to_string(combine);
+          EXPECT_TRUE(std::equal(a.lse.begin(), a.lse.begin() + 9 * setup.heads, b.lse.begin())) << to_string(combine);
+        }
       }
     }
   }

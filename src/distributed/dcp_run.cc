@@ -1,6 +1,7 @@
 // One layer: gather the queries, attend to this rank's shard, combine, attend to the new tokens, merge. Over peer
 // memory the combine is part of the merge.
 #include <cstring>
+#include <exception>
 
 #include "attention/merge_output.hpp"
 #include "attention/run_args.hpp"
@@ -13,7 +14,7 @@
 namespace folio::inline v0::distributed {
 namespace {
 
-/// One call of `run`.
+/// One call of `run`, or of `start`: its exchange of partial results may have a stream of its own.
 class Run {
  public:
   Run(DcpState& state, const DcpPlan& plan, const DcpArgs& args, Workspace workspace, Stream stream)
@@ -24,24 +25,60 @@ class Run {
         layout_(run_layout(state, plan)),
         memory_(static_cast<std::byte*>(workspace.data)),
         gpu_(state.gpu()),
-        stream_(stream) {
+        stream_(stream),
+        exchange_(stream) {
     check(workspace);
   }
 
-  void cached_pass() {
-    gather();
+  /// Whether the layer has an exchange of partial results that the host need not wait for.
+  bool can_fork() const { return plan_.cached && state_.exchange != nullptr; }
+
+  /// The layer. `side`: null, or what the exchange is enqueued on; the caller joins it.
+  void enqueue(attention::GpuSideStream* side) {
+    try {
+      enqueue_passes(side);
+    } catch (const std::exception&) {
+      // The others have an exchange that this rank does not come to. What it ran next would be taken for it.
+      if (plan_.over_peer_memory) state_.peers.memory->abandon(*gpu_, *state_.group, stream_);
+      throw;
+    }
+  }
+
+ private:
+  void enqueue_passes(attention::GpuSideStream* side) {
+    if (plan_.cached) {
+      gather();
+      attend_to_cache();
+      if (side != nullptr) exchange_ = side->fork(stream_);
+      combine();
+    }
+    if (plan_.fresh) {
+      fresh_pass();
+      if (side != nullptr) exchange_ = side->fork(stream_);
+    }
+    merge();
+  }
+
+  void attend_to_cache() {
     const SegmentArgs segment = cached_segment();
     const Workspace scratch{memory_ + layout_.attention, layout_.attention_bytes};
     folio::run(*plan_.cached, cached_args(segment), scratch, stream_);
+  }
+
+  /// Over the group; over peer memory it is part of the merge.
+  void combine() {
     if (state_.group->size() == 1 || plan_.over_peer_memory) return;
+    const DType partial = state_.partial_dtype();
     CombineCall call{state_.context, *state_.group,
-                     state_view(layout_.partial, layout_.partial_lse, state_.all_heads())};
+                     state_view(layout_.partial, layout_.partial_lse, state_.all_heads(), partial)};
     call.head_groups = config_.num_kv_heads;
     call.out = TensorView(floats(layout_.combined), DType::kFloat32, {tokens(), out_heads(), config_.head_dim_v});
     call.lse = {floats(layout_.combined_lse), out_heads(), 1, LseBase::kE};
     call.workspace = {memory_ + layout_.combine, layout_.combine_bytes};
-    call.stream = stream_;
-    if (state_.config.combine == DcpCombine::kAllToAll) {
+    call.stream = exchange_;
+    if (partial != DType::kFloat32 && state_.config.all_heads_out) {
+      all_to_all_all_gather(call);
+    } else if (partial != DType::kFloat32 || state_.config.combine == DcpCombine::kAllToAll) {
       all_to_all_combine(call);
     } else if (state_.config.all_heads_out) {
       all_gather_all_reduce(call);
@@ -65,7 +102,7 @@ class Run {
     const AttentionStateView older = state_view(layout_.combined, layout_.combined_lse, out_heads());
     const AttentionStateView newer = state_view(layout_.fresh, layout_.fresh_lse, out_heads());
     if (plan_.cached && plan_.fresh) {
-      merge_state(state_.context, older, newer, out, args_.lse, args_.out_scale, stream_);
+      merge_state(state_.context, older, newer, out, args_.lse, args_.out_scale, exchange_);
       return;
     }
     const AttentionStateView& only = plan_.cached ? older : newer;
@@ -74,10 +111,9 @@ class Run {
     states.lse = only.lse;
     states.lse_token_stride = states.lse_state_stride = out_heads();
     states.lse_head_stride = 1;
-    merge_states(state_.context, states, out, args_.lse, args_.out_scale, stream_);
+    merge_states(state_.context, states, out, args_.lse, args_.out_scale, exchange_);
   }
 
- private:
   int64_t tokens() const { return plan_.num_tokens; }
   int64_t heads() const { return state_.heads(); }
   int64_t out_heads() const { return state_.out_heads(); }
@@ -98,9 +134,9 @@ class Run {
   }
 
   /// A partial result in the workspace.
-  AttentionStateView state_view(size_t out, size_t lse, int64_t num_heads) const {
-    return {ConstTensorView(floats(out), DType::kFloat32, {tokens(), num_heads, config_.head_dim_v}), floats(lse),
-            num_heads, 1, LseBase::kE};
+  AttentionStateView state_view(size_t out, size_t lse, int64_t num_heads, DType dtype = DType::kFloat32) const {
+    return {ConstTensorView(memory_ + out, dtype, {tokens(), num_heads, config_.head_dim_v}), floats(lse), num_heads, 1,
+            LseBase::kE};
   }
 
   /// Everything that only this rank knows to be wrong must be found before the others wait for it.
@@ -173,7 +209,8 @@ class Run {
                       : ConstTensorView(all_queries(), config_.q, {tokens(), state_.all_heads(), config_.head_dim_qk});
     args.alibi_slopes = args_.alibi_slopes;
     if (config_.features.has(Feature::kAlibi) && !in_order) args.alibi_slopes = all_slopes();
-    args.out = TensorView(floats(layout_.partial), DType::kFloat32, {tokens(), state_.all_heads(), config_.head_dim_v});
+    args.out = TensorView(memory_ + layout_.partial, state_.partial_dtype(),
+                          {tokens(), state_.all_heads(), config_.head_dim_v});
     args.lse = {floats(layout_.partial_lse), state_.all_heads(), 1, LseBase::kE};
     args.segments = {&segment, 1};
     return args;
@@ -265,7 +302,7 @@ class Run {
     const int64_t rows = tokens() * out_heads();
     kernels::cuda::CombineParams merge;
     kernels::cuda::CombineSource& older = merge.sources[0];
-    older.dtype = DType::kFloat32;
+    older.dtype = state_.partial_dtype();
     older.num_states = world;
     older.head_stride = config_.head_dim_v;
     older.token_stride = out_heads() * older.head_stride;
@@ -276,6 +313,7 @@ class Run {
     if (plan_.fresh) {
       kernels::cuda::CombineSource& newer = merge.sources[1];
       newer = older;
+      newer.dtype = DType::kFloat32;
       newer.num_states = 1;
       newer.out = floats(layout_.fresh);
       newer.lse = floats(layout_.fresh_lse);
@@ -293,15 +331,16 @@ class Run {
     params.ranks = ranks;
     params.heads = {world, static_cast<int32_t>(heads()), config_.num_kv_heads};
     params.all_heads = state_.config.all_heads_out;
-    params.partial = floats(layout_.partial);
+    params.partial = memory_ + layout_.partial;
     params.lse = floats(layout_.partial_lse);
+    params.row_bytes = config_.head_dim_v * int64_t{size_of(older.dtype)};
     for (size_t i = 0; i < 2; ++i) {
       const std::byte* const half = state_.peers.memory->own() + ranks.layout.halves[i];
       older.out = half;
-      older.lse = reinterpret_cast<const float*>(half + kernels::cuda::peer_lses_at(world, rows, config_.head_dim_v));
+      older.lse = reinterpret_cast<const float*>(half + kernels::cuda::peer_lses_at(world, rows, params.row_bytes));
       params.merges[i] = merge;
     }
-    gpu_->enqueue(params, stream_);
+    gpu_->enqueue(params, exchange_);
   }
 
   /// What this rank runs, at the head of its piece: on a GPU by the kernel that arranges its queries.
@@ -362,6 +401,7 @@ class Run {
   std::byte* memory_;
   const attention::GpuBackend* gpu_;  ///< null on a CPU
   Stream stream_;
+  Stream exchange_;  ///< of the exchange of partial results and all behind it
 };
 
 }  // namespace
@@ -375,11 +415,35 @@ size_t DcpAttention::workspace_size() const {
 }
 
 void DcpAttention::run(const DcpPlan& plan, const DcpArgs& args, Workspace workspace, Stream stream) {
-  if (plan.num_tokens == 0) return;
-  Run layer(*state_, plan, args, workspace, stream);
-  if (plan.cached) layer.cached_pass();
-  if (plan.fresh) layer.fresh_pass();
-  layer.merge();
+  check_finished(*state_);
+  if (plan.num_tokens > 0) Run(*state_, plan, args, workspace, stream).enqueue(nullptr);
+}
+
+void DcpAttention::start(const DcpPlan& plan, const DcpArgs& args, Workspace workspace, Stream stream) {
+  DcpState& state = *state_;
+  check_finished(state);
+  state.forked = false;
+  if (plan.num_tokens > 0) {
+    Run layer(state, plan, args, workspace, stream);
+    if (layer.can_fork()) {
+      // Joined where anything throws: a capture that is left with a fork could not be ended.
+      attention::Fork fork(*state.exchange, stream);
+      layer.enqueue(state.exchange.get());
+      fork.leave();
+      state.forked = true;
+    } else {
+      layer.enqueue(nullptr);
+    }
+  }
+  state.started = true;
+}
+
+void DcpAttention::finish(Stream stream) {
+  DcpState& state = *state_;
+  core::require(state.started, "finish is called, and no layer was started");
+  core::require(state.gpu() != nullptr || stream.handle == nullptr, "a CPU context takes the default stream only");
+  if (state.forked) state.exchange->join(stream);
+  state.started = false;
 }
 
 }  // namespace folio::inline v0::distributed

@@ -67,6 +67,10 @@ struct DcpState {
   DcpDeviceMemory device{};             ///< on a GPU
   std::shared_ptr<DcpStatus> status{};  ///< on a GPU
   DcpPeers peers{};                     ///< likewise
+  /// On a GPU with several ranks: where partial results of a started layer are exchanged.
+  std::unique_ptr<attention::GpuSideStream> exchange{};
+  bool started = false;  ///< a layer, which is not finished
+  bool forked = false;   ///< and `exchange` has not been joined
 
   int32_t heads() const { return config.attention.num_q_heads; }
   int32_t all_heads() const { return heads() * group->size(); }
@@ -76,6 +80,8 @@ struct DcpState {
   bool queries_are_in_order() const {
     return group->size() == 1 || (config.replicated_queries && config.attention.num_kv_heads == 1);
   }
+  /// Of what this rank's shard gives. With one rank it stays here.
+  DType partial_dtype() const { return group->size() > 1 ? config.partial_dtype : DType::kFloat32; }
   bool gathers() const { return group->size() > 1 && !config.replicated_queries; }
   /// Null on a CPU.
   const attention::GpuBackend* gpu() const { return context.state().gpu.get(); }
@@ -120,6 +126,9 @@ void check_header(const kernels::cuda::GatherHeader& mine, const kernels::cuda::
 /// Throws for what a GPU has found since the last report, and forgets it.
 void report(DcpState& state);
 
+/// Throws kInvalidArgument if a layer was started and is not finished.
+void check_finished(const DcpState& state);
+
 /// Throws kInvalidArgument where the group cannot be captured: its own calls would break the capture.
 void check_capture(const DcpState& state, bool capturing);
 
@@ -149,7 +158,7 @@ struct RunLayout {
   size_t gathered = 0;     ///< of all ranks: [W] pieces
   size_t queries = 0;      ///< [T, W * H, D], the heads of each KV head together
   size_t slopes = 0;       ///< [W * H], likewise
-  size_t partial = 0;      ///< over this rank's shard, float32: [T, W * H, Dv]
+  size_t partial = 0;      ///< over this rank's shard, of the partial dtype: [T, W * H, Dv]
   size_t partial_lse = 0;  ///< [T, W * H]
   size_t combined = 0;     ///< over all shards: [T, O, Dv]
   size_t combined_lse = 0;

@@ -38,6 +38,10 @@ std::vector<DcpSetup> setups() {
   add("cross attention", [](DcpSetup& s) {
     s.cross = true, s.mask = MaskKind::kNone, s.num_cached = 3, s.requests = {{37, 1}, {3, 5}, {0, 2}};
   });
+  add("bfloat16 partial results", [](DcpSetup& s) { s.partial = DType::kBFloat16, s.num_cached = 1; });
+  add("bfloat16 partial results of all heads", [](DcpSetup& s) {
+    s.partial = DType::kBFloat16, s.replicated_queries = s.all_heads_out = true, s.num_cached = 3;
+  });
   return all;
 }
 
@@ -85,8 +89,18 @@ struct ReplayedCases {
 
 constexpr DcpTransport kTransports[] = {DcpTransport::kGroup, DcpTransport::kPeer};
 
+/// One layer, by `run` or in its two steps.
+using Layer = void (*)(RankStep&, const DcpPlan&, Workspace);
+void in_one(RankStep& step, const DcpPlan& plan, Workspace workspace) {
+  step.attention.run(plan, step.memory.args(), workspace, step.stream.get());
+}
+void in_two(RankStep& step, const DcpPlan& plan, Workspace workspace) {
+  step.attention.start(plan, step.memory.args(), workspace, step.stream.get());
+  step.attention.finish(step.stream.get());
+}
+
 /// Captures with the lengths of one batch, and replays those of others: `plan` is in the graph, or before each replay.
-void replay(const DcpSetup& setup, bool plan_in_graph, DcpTransport transport) {
+void replay(const DcpSetup& setup, bool plan_in_graph, DcpTransport transport, Layer layer = in_one) {
   ReplayedCases all(setup);
   DcpConfig config = all.room.config();
   config.bounds = kBounds;
@@ -101,7 +115,7 @@ void replay(const DcpSetup& setup, bool plan_in_graph, DcpTransport transport) {
     group.meet();
     const CapturedGraph graph(step.stream, [&] {
       if (plan_in_graph) plan = step.attention.plan(batch, stream);
-      step.attention.run(plan, step.memory.args(), workspace, stream);
+      layer(step, plan, workspace);
     });
     for (DcpCase& given : all.cases) {
       step.memory.load(given);
@@ -127,6 +141,51 @@ TEST_F(DcpStepsOnGpu, GraphsPlanTheLengthsOfTheirReplay) {
 TEST_F(DcpStepsOnGpu, GraphsRunLaterPlansOfTheHost) {
   for (const DcpSetup& setup : setups()) {
     for (const DcpTransport transport : kTransports) replay(setup, /*plan_in_graph=*/false, transport);
+  }
+}
+
+TEST_F(DcpStepsOnGpu, GraphsRunLayersInTwoSteps) {
+  for (const DcpSetup& setup : setups()) {
+    for (const DcpTransport transport : kTransports) replay(setup, /*plan_in_graph=*/false, transport, in_two);
+  }
+}
+
+/// Rank 1 comes late. What rank 0 has enqueued behind `start` is done by then, and its results come with `finish`.
+TEST_F(DcpStepsOnGpu, WorkBetweenStartAndFinishDoesNotWaitForOtherRanks) {
+  for (const DcpTransport transport : kTransports) {
+    for (const int32_t num_cached : {1, 3}) {  // with and without a pass over new tokens
+      DcpSetup setup = small_setup();
+      setup.replicated_queries = true;  // nothing is waited for before attention
+      setup.num_cached = num_cached;
+      DcpCase whole(setup);
+      DcpConfig config = whole.config();
+      config.transport = transport;
+      run_enqueued_ranks(setup.world, [&](EnqueuedGroup& group) {
+        RankStep step(whole, group, group.context(), config);
+        const Stream stream = step.stream.get();
+        const DcpPlan plan = step.attention.plan(whole.batch(), stream);
+        const Workspace workspace = step.workspace(plan);
+        DeviceMemory between(sizeof(int32_t));
+        group.meet();
+        if (group.rank() == 1) group.meet();  // rank 0 is through with what it does meanwhile
+        step.attention.start(plan, step.memory.args(), workspace, stream);
+        check(cudaMemsetAsync(between.data(), 0x11, sizeof(int32_t), step.stream.native()));
+        if (group.rank() == 0) {
+          step.stream.wait();
+          group.meet();
+        }
+        expect_error(ErrorCode::kInvalidArgument, "was started and is not finished",
+                     [&] { step.attention.plan(whole.batch(), stream); });
+        step.attention.finish(stream);
+        step.stream.wait();
+        group.meet();
+        step.memory.store(whole, step.attention);
+        EXPECT_NO_THROW(step.attention.check());
+        EXPECT_NO_THROW(step.attention.plan(whole.batch(), stream)) << "the layer is finished";
+        group.meet();
+      });
+      EXPECT_EQ(whole.wrong_outputs(), "") << to_string(transport) << ", " << num_cached;
+    }
   }
 }
 

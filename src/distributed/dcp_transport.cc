@@ -34,8 +34,8 @@ TokenBytes token_bytes(const DcpState& state) {
   TokenBytes bytes;
   if (state.gathers())
     bytes.queries = core::checked_mul(int64_t{state.heads()}, int64_t{config.head_dim_qk}, int64_t{size_of(config.q)});
-  const int64_t row = (int64_t{config.head_dim_v} + 1) * int64_t{sizeof(float)};
-  bytes.rows = core::checked_mul(int64_t{state.out_heads()}, row);
+  const int64_t values = int64_t{config.head_dim_v} * size_of(state.partial_dtype());
+  bytes.rows = core::checked_mul(int64_t{state.out_heads()}, values + int64_t{sizeof(float)});
   return bytes;
 }
 

@@ -236,14 +236,39 @@ std::unique_ptr<PeerMemory> PeerMemory::connect(const attention::GpuBackend& gpu
   return made;
 }
 
+namespace {
+
+std::string text_of(const PeerFault& fault, const ProcessGroup& group) {
+  if (fault.missing() == fault.reporter()) {
+    return core::message("rank ", fault.missing(), " of the group threw while it enqueued a layer over peer memory");
+  }
+  return core::message(
+      "rank ", fault.missing(), " of the group did not come to an exchange over peer memory within the ",
+      static_cast<int64_t>(group.timeout().count()), " ms that rank ", fault.reporter(), " waited for it");
+}
+
+}  // namespace
+
 void PeerMemory::report(ProcessGroup& group) const {
   const PeerFault found{std::atomic_ref(fault_->word).load(std::memory_order_acquire)};
   if (found.word == 0) return;
-  const std::string what = core::message(
-      "rank ", found.missing(), " of the group did not come to an exchange over peer memory within the ",
-      static_cast<int64_t>(group.timeout().count()), " ms that rank ", found.reporter(), " waited for it");
+  const std::string what = text_of(found, group);
   group.fail(what);
   throw Error(ErrorCode::kUnavailable, what);
+}
+
+void PeerMemory::abandon(const attention::GpuBackend& gpu, ProcessGroup& group, Stream stream) const noexcept {
+  const PeerFault mine = PeerFault::of(ranks_.rank, ranks_.rank);
+  try {
+    if (gpu.is_capturing(stream)) return;
+    group.fail(text_of(mine, group));
+    uint32_t none = 0;
+    std::atomic_ref(fault_->word).compare_exchange_strong(none, mine.word);  // the first fault stays
+    for (int32_t r = 0; r < ranks_.layout.world; ++r) {
+      gpu.upload(ranks_.memory[r] + ranks_.layout.fault, &mine, sizeof(mine), stream);
+    }
+  } catch (const std::exception&) {  // a GPU that takes no copies: the others find out when their time is up
+  }
 }
 
 }  // namespace folio::inline v0::distributed

@@ -60,6 +60,10 @@ class PeerMemory {
 
   /// Throws kUnavailable, and makes the group fail, if a rank has not come to an exchange in time. Waits for nothing.
   void report(ProcessGroup& group) const;
+  /// For a rank that throws while the others wait for it, or will: makes the group fail, and tells the other ranks'
+  /// exchanges, which then wait no longer. `report` throws from here on. Nothing where `stream` is being captured,
+  /// since nothing has run.
+  void abandon(const attention::GpuBackend& gpu, ProcessGroup& group, Stream stream) const noexcept;
   /// Lets go of the other ranks' memory, which they may free then.
   void disconnect() { memory_.resize(1); }
 

@@ -8,6 +8,7 @@ EXCHANGE = DISTRIBUTED + "exchange_combine.cc"
 COMBINE = DISTRIBUTED + "lse_combine.cc"
 PLAN = DISTRIBUTED + "dcp_attention.cc"
 RUN = DISTRIBUTED + "dcp_run.cc"
+STATE = DISTRIBUTED + "dcp_state.hpp"
 AGREEMENT = DISTRIBUTED + "dcp_agreement.cc"
 SHARD_BATCH = "src/kernels/cuda/common/merge_states/shard_batch.hpp"
 THREADS = DISTRIBUTED + "thread_group.cc"
@@ -73,7 +74,25 @@ plant(rule, "all-heads-new-tokens-of-one-rank", RUN, "return state_.config.all_h
 plant(rule, "all-heads-from-gathered-queries", PLAN, "core::require(\n      config.replicated_queries,\n", "core::require(\n      true,\n")
 plant(rule, "all-heads-over-a2a", PLAN, "config.combine == DcpCombine::kAllGatherReduceScatter || group.size() == 1", "true")
 plant(rule, "partials-in-the-models-dtype", PLAN, "  fresh.out = DType::kFloat32;\n", "", PLAN,
-      "  cached.out = DType::kFloat32;\n", "")
+      "  cached.out = world > 1 ? partial : DType::kFloat32;\n", "")
+
+rule = "partial results of 16 bits"
+plant(rule, "partials-of-one-rank-rounded", PLAN, "cached.out = world > 1 ? partial : DType::kFloat32;", "cached.out = partial;",
+      STATE, "return group->size() > 1 ? config.partial_dtype : DType::kFloat32;", "return config.partial_dtype;")
+plant(rule, "partials-always-float32", PLAN, "cached.out = world > 1 ? partial : DType::kFloat32;", "cached.out = world > 0 || partial == out_of(config) ? DType::kFloat32 : partial;",
+      STATE, "return group->size() > 1 ? config.partial_dtype : DType::kFloat32;", "return DType::kFloat32;")
+plant(rule, "partials-of-another-dtype-than-out", PLAN, "wide && partial == out, ", "wide, ")
+plant(rule, "partials-of-8-bits", PLAN, "wide && partial == out, ", "(wide || is_fp8(partial)) && partial == out, ")
+plant(rule, "partial-dtypes-not-compared", AGREEMENT, "\n      .add(config.partial_dtype)", "")
+plant(rule, "partials-summed-by-the-group", RUN, "partial != DType::kFloat32 || state_.config.combine == DcpCombine::kAllToAll", "state_.config.combine == DcpCombine::kAllToAll")
+plant(rule, "all-heads-of-one-rank", EXCHANGE, "memory.received + static_cast<size_t>(r) * part;", "memory.received + static_cast<size_t>(0 * r) * part;")
+plant(rule, "all-heads-from-the-first-place-on", EXCHANGE, "const int64_t to = r * local;", "const int64_t to = 0 * r * local;")
+
+rule = "layers in two steps"
+plant(rule, "started-layers-not-refused", AGREEMENT, "core::require(!state.started,", "core::require(!state.started || true,")
+plant(rule, "finish-of-no-layer", RUN, "core::require(state.started,", "core::require(true,")
+plant(rule, "layers-stay-started", RUN, "  if (state.forked) state.exchange->join(stream);\n  state.started = false;\n", "  if (state.forked) state.exchange->join(stream);\n")
+plant(rule, "plans-of-a-started-layer", PLAN, "    check_finished(state);\n", "")
 
 rule = "peer memory: what a machine without a GPU can catch"
 plant(rule, "transports-named-anyhow", TRANSPORT, """core::require(name == "peer", "transport is""", """core::require(true, "transport is""")

@@ -228,10 +228,12 @@ class Divided:
         table = folio.csr_table(np.array(sum(rows, []), np.int32), np.cumsum([0, *map(len, rows)]).astype(np.int32))
         return halves, table
 
-    def run(self, group, combine="all_gather_reduce_scatter", all_heads_out=False):
+    def run(self, group, combine="all_gather_reduce_scatter", all_heads_out=False, partial_dtype=None,
+            in_two_steps=False):
         problem = self.ranks[group.rank]
         config = folio.DcpConfig(attention=problem.config, interleave=self.interleave, combine=combine,
-                                 replicated_queries=all_heads_out, all_heads_out=all_heads_out)
+                                 replicated_queries=all_heads_out, all_heads_out=all_heads_out,
+                                 partial_dtype=partial_dtype)
         attention = folio.DcpAttention(CONTEXT, group, config)
         plan = attention.plan(folio.DcpBatch(problem.batch.cu_q, problem.batch.kv_len, num_cached=self.num_cached))
         assert plan.reads_new_tokens and (plan.num_requests, plan.num_tokens) == (4, 9)
@@ -244,7 +246,14 @@ class Divided:
         args = folio.DcpArgs(q, out, folio.make_nhd_view(*halves), table, k=k, v=v, lse=lse,
                              sm_scale=problem.rules.sm_scale, logits_soft_cap=problem.rules.cap,
                              alibi_slopes=problem.rules.slopes, sinks=problem.rules.sinks)
-        attention.run(plan, args, folio.Workspace(attention.workspace_size(plan)))
+        workspace = folio.Workspace(attention.workspace_size(plan))
+        if in_two_steps:
+            attention.start(plan, args, workspace)
+            with pytest.raises(folio.InvalidArgument, match="not finished"):
+                attention.run(plan, args, workspace)
+            attention.finish()
+        else:
+            attention.run(plan, args, workspace)
         return out, lse, attention, plan, args
 
 
@@ -259,6 +268,36 @@ def test_attention_over_a_divided_cache(combine, world, interleave, rules):
         # As one pass, but for the roundings of the merges: a few more eps of each value and of the LSE.
         exact_out, exact_lse, magnitude = problem.exact()
         problems.assert_close(problem, out, lse, (exact_out, exact_lse, 2 * magnitude))
+
+
+@pytest.mark.parametrize("combine", ["all_gather_reduce_scatter", "all_to_all"])
+def test_partial_results_of_sixteen_bits(combine):
+    divided = Divided(2, 1, "bfloat16", sinks=True)
+    results = folio.run_ranks(2, lambda group: divided.run(group, combine, partial_dtype="bfloat16"))
+    rounded = 0.0
+    for problem, (out, lse, attention, *_) in zip(divided.ranks, results):
+        assert attention.config.partial_dtype == folio.bfloat16
+        assert attention.cached_op.config.out == folio.bfloat16
+        exact_out, exact_lse, magnitude = problem.exact()
+        # Each partial result is rounded once more: half a step of bfloat16 of the values' sizes.
+        assert np.all(np.abs(out.astype(np.float64) - exact_out) <= 2**-8 * (np.abs(exact_out) + 2 * magnitude))
+        rounded = max(rounded, np.abs(out.astype(np.float64) - exact_out).max())
+    assert rounded > 0
+    (group, _) = folio.make_thread_groups(2)
+    assert folio.DcpAttention(CONTEXT, group, folio.DcpConfig(attention=divided.whole.config)
+                              ).config.partial_dtype == folio.float32
+    with pytest.raises(folio.InvalidArgument, match="partial_dtype is float16 and out bfloat16"):
+        divided.run(group, partial_dtype="float16")
+
+
+def test_layers_in_two_steps():
+    divided = Divided(2, 1, "float32")
+    whole = folio.run_ranks(2, divided.run)
+    halves = folio.run_ranks(2, lambda group: divided.run(group, in_two_steps=True))
+    for one, two in zip(whole, halves):
+        assert np.array_equal(one[0], two[0]) and np.array_equal(one[1], two[1])
+    with pytest.raises(folio.InvalidArgument, match="no layer was started"):
+        halves[0][2].finish()
 
 
 def test_results_of_all_heads():

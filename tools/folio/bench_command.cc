@@ -34,6 +34,7 @@ struct BenchFlags {
   std::string pcp_exchange = "automatic";
   std::string dcp_comm = "ag_rs";
   std::string transport = "auto";
+  DType partial_dtype = DType::kFloat32;
   int32_t dcp_interleave = 1;
   int32_t ranks_per_node = 8;
   std::string node_link = "450:6";
@@ -154,7 +155,8 @@ nlohmann::ordered_json json_of(const RanksResult& r, bool simulated) {
 
 void print_ranks_header(std::FILE* out, const BenchFlags& flags) {
   const std::string division = flags.pcp ? "queries divided, exchange " + flags.pcp_exchange
-                                         : "combine " + flags.dcp_comm + ", transport " + flags.transport;
+                                         : fmt::format("combine {}, partial results in {}, transport {}",
+                                                       flags.dcp_comm, to_string(flags.partial_dtype), flags.transport);
   if (flags.simulate) {
     fmt::print(out,
                "rank 0 of a simulated group, {}; {} ranks a node; links (GB/s:us) {} in a node, {} between nodes;\n"
@@ -214,6 +216,10 @@ int bench_ranks(const BenchFlags& flags) {
   if (flags.transport != "auto" && (flags.simulate || flags.pcp)) {
     throw Error(ErrorCode::kInvalidArgument, "--transport is for --device cuda, without --simulate and --pcp");
   }
+  if (flags.partial_dtype != DType::kFloat32 && flags.pcp) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "--partial-dtype is for ranks that have heads of their own, without --pcp");
+  }
   const std::vector<BenchShape> shapes = shapes_of(flags);
   const Context context = flags.attention.context();
   const replay::StackConfig stack = flags.attention.stack(1);
@@ -221,6 +227,7 @@ int bench_ranks(const BenchFlags& flags) {
   options.interleave = flags.dcp_interleave;
   options.graph = flags.graph;
   options.transport = distributed::dcp_transport_from_name(flags.transport);
+  options.partial_dtype = flags.partial_dtype;
   options.divide_queries = flags.pcp;
   options.exchange = flags.pcp_exchange == "pass_q"    ? distributed::PcpExchange::kPassQ
                      : flags.pcp_exchange == "pass_kv" ? distributed::PcpExchange::kPassKv
@@ -255,6 +262,7 @@ int bench_ranks(const BenchFlags& flags) {
         {"pcp", flags.pcp},
         {"transport", flags.transport},
         {flags.pcp ? "pcp_exchange" : "dcp_comm", flags.pcp ? flags.pcp_exchange : flags.dcp_comm},
+        {"partial_dtype", to_string(flags.partial_dtype)},
         {"rounds", flags.rounds}};
     if (flags.simulate) {
       document["ranks_per_node"] = flags.ranks_per_node;
@@ -344,6 +352,9 @@ Command add_bench_command(CLI::App& app) {
   command->add_option("--transport", flags->transport, "with --ranks on GPUs: by what they exchange")
       ->check(CLI::IsMember({"auto", "group", "peer"}))
       ->capture_default_str();
+  add_dtype_option(*command, "--partial-dtype", flags->partial_dtype,
+                   "with --ranks: what partial results travel in: float32 (default), or the queries' 16-bit type");
+  command->get_option("--partial-dtype")->needs(ranks);
   command->add_option("--dcp-interleave", flags->dcp_interleave, "with --ranks: neighbouring tokens on one rank")
       ->check(CLI::Range(1, 1 << 20))
       ->needs(ranks)

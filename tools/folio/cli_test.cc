@@ -477,6 +477,10 @@ TEST(Cli, MisuseExitsWithTwoAndSaysWhatToDo) {
       {{"bench", "--min-ms", "nan"}, "--min-ms is nan"},
       {{"bench", "--ranks", "2"}, "--ranks without --simulate takes GPUs"},
       {{"bench", "--dcp-comm", "a2a"}, "--dcp-comm requires --ranks"},
+      {{"bench", "--partial-dtype", "bf16"}, "--partial-dtype requires --ranks"},
+      {{"bench", "--ranks", "2", "--simulate", "--partial-dtype", "fp16"}, "partial_dtype is float16 and out bfloat16"},
+      {{"bench", "--ranks", "2", "--simulate", "--pcp", "--partial-dtype", "bf16"},
+       "--partial-dtype is for ranks that"},
       {{"bench", "--ranks", "2", "--simulate", "--graph"}, "--graph is for --device cuda"},
       {{"bench", "--simulate"}, "--simulate and --pcp without --ranks"},
       {{"bench", "--ranks", "2", "--simulate", "--node-link", "450"}, "--node-link is '450'"},
@@ -683,6 +687,43 @@ TEST(Cli, BenchSimulatesRanks) {
   EXPECT_DOUBLE_EQ(four["link_s"].get<double>(), 3 * 10e-6 + four["bytes_sent"].get<double>() / 1e9);
   EXPECT_GT(four["rank_s"]["min"].get<double>(), 0.0);
   EXPECT_GT(four["layer_s"]["median"].get<double>(), four["rank_s"]["median"].get<double>());
+}
+
+TEST(Cli, BenchSimulatesSixteenBitPartialResults) {
+  for (const char* const combine : {"ag_rs", "a2a"}) {
+    const Outcome outcome = folio({"bench",
+                                   "--sweep",
+                                   "decode",
+                                   "--num-q-heads",
+                                   "8",
+                                   "--num-kv-heads",
+                                   "2",
+                                   "--head-dim",
+                                   "64",
+                                   "--batch",
+                                   "2",
+                                   "--kv-len",
+                                   "256",
+                                   "--ranks",
+                                   "4",
+                                   "--simulate",
+                                   "--partial-dtype",
+                                   "bf16",
+                                   "--dcp-comm",
+                                   combine,
+                                   "--rounds",
+                                   "1",
+                                   "--min-ms",
+                                   "0.1",
+                                   "--json",
+                                   "-"});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const nlohmann::json json = nlohmann::json::parse(outcome.out);
+    EXPECT_EQ(json["partial_dtype"], "bfloat16");
+    EXPECT_EQ(json["cases"][0]["operations"], 2) << "queries, rows with their LSEs";
+    const double queries = 256 + 512, rows = 2 * 2 * (64 * 2 + 4);
+    EXPECT_EQ(json["cases"][0]["bytes_sent"].get<double>(), 3 * (queries + rows)) << combine;
+  }
 }
 
 /// 64 new tokens on 4 ranks: each sends its 16 tokens' keys and values to the 3 others, and its queries or its shard.

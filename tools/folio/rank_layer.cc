@@ -144,6 +144,7 @@ class DcpLayer final : public RankLayer {
     config.interleave = options.interleave;
     config.combine = options.combine;
     config.transport = options.transport;
+    config.partial_dtype = options.partial_dtype;
     if (options.graph) config.bounds = {shape.batch, shape.batch * shape.q_len, shape.q_len, shape.kv_len, 0};
     return config;
   }

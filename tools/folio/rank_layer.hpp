@@ -17,6 +17,7 @@ struct RanksOptions {
   int32_t interleave = 1;
   distributed::DcpCombine combine = distributed::DcpCombine::kAllGatherReduceScatter;
   distributed::DcpTransport transport = distributed::DcpTransport::kAuto;
+  DType partial_dtype = DType::kFloat32;
   bool graph = false;  ///< runs are captured: the op has bounds
 };
 

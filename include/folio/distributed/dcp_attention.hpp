@@ -47,6 +47,10 @@ struct DcpConfig {
   /// kPeer is for GPUs of one host that reach each other's memory (peer access, in other processes CUDA IPC), 8 ranks
   /// at most; several ranks may share a GPU. Elsewhere it is refused on every rank. Both combines move the same then.
   DcpTransport transport = DcpTransport::kAuto;
+  /// What partial results travel in; kUnset: float32. Or attention.out's dtype, where that is float16 or bfloat16: half
+  /// the bytes, by one all-to-all whatever `combine` is. LSEs stay float32, and so does the merge. One more rounding to
+  /// that dtype, of each rank's partial result; two with all_heads_out over the group. One rank rounds nothing.
+  DType partial_dtype = DType::kUnset;
   std::string force_kernel;   ///< as PrepareOptions::force_kernel
   int32_t num_workers = 0;    ///< as PrepareOptions::num_workers
   int32_t max_kv_splits = 0;  ///< as PrepareOptions::max_kv_splits
@@ -114,8 +118,9 @@ struct DcpArgs {
 /// Attention of this rank's heads over the KV of all ranks of a group (decode context parallelism): the queries of all
 /// ranks are gathered and attend to this rank's shard, the ranks combine these partial results, and those of the new
 /// tokens, which every rank has, are merged with them. One merge rule and one LSE base throughout, partial results in
-/// float32. Masks, windows and ALiBi see global positions, so that results are those of the undivided cache, for
-/// several tokens a request too. A shard without keys contributes nothing; a sink counts once.
+/// float32 unless DcpConfig::partial_dtype says otherwise. Masks, windows and ALiBi see global positions, so that
+/// results are those of the undivided cache, for several tokens a request too. A shard without keys contributes
+/// nothing; a sink counts once.
 ///
 /// One for each group of layers with one window. Owns the plans' memory, and allocates none once warm. Not safe for
 /// simultaneous use by several threads; the group must outlive it.
@@ -168,6 +173,19 @@ class FOLIO_API DcpAttention {
   /// all ranks throw kInvalidArgument, naming the one that differs. On a GPU the device compares; `check` and the next
   /// `plan` throw. Each rank's results are then those of the queries of all ranks with its own arguments.
   void run(const DcpPlan& plan, const DcpArgs& args, Workspace workspace, Stream stream = {});
+
+  /// `run` in two steps, with equal results. On a GPU what is enqueued on `stream` between the two, and `start`'s own
+  /// pass over new tokens, run beside the exchange of partial results, which waits on a stream of this object: give
+  /// work that needs nothing of `out` and `lse`. `finish` makes its stream wait for them, and takes the stream of
+  /// `start` unless the caller has ordered another behind it. Both belong to one capture, or to none. On a CPU, and
+  /// where nothing is exchanged, `start` does it all. A group whose operations wait on the host waits in `start`.
+  ///
+  /// One layer at a time: from `start` to `finish`, `start`, `run` and `plan` throw kInvalidArgument, and workspace and
+  /// arguments stay as they are. A `start` that throws has started nothing. Of several objects that exchange over peer
+  /// memory, one rank starts one layer at a time.
+  void start(const DcpPlan& plan, const DcpArgs& args, Workspace workspace, Stream stream = {});
+  /// Throws kInvalidArgument if no layer was started.
+  void finish(Stream stream = {});
 
   const DcpConfig& config() const noexcept;       ///< with the defaults (kUnset dtypes) resolved
   const AttentionOp& cached_op() const noexcept;  ///< over the shard: the heads of all ranks, once

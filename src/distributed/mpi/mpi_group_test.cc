@@ -106,7 +106,9 @@ TEST(MpiGroup, AttentionEqualsTheUndividedCache) {
       fp8.cache = DType::kFloat8E4M3;
       fp8.k_scale = 0.5f;
       fp8.v_scale = 2.0f;
-      for (const DcpSetup& setup : {plain, everything, fp8}) {
+      DcpSetup halved = everything;
+      halved.model = halved.cache = halved.partial = DType::kBFloat16;
+      for (const DcpSetup& setup : {plain, everything, fp8, halved}) {
         DcpCase whole(setup);
         whole.run(*group, context);
         EXPECT_EQ(whole.wrong_output(group->rank()), "") << to_string(combine) << ", interleave " << interleave;

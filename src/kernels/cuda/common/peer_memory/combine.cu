@@ -24,21 +24,21 @@ __device__ void send_rows(const PeerCombineParams& params, size_t half, int32_t 
   const PeerRanks& ranks = params.ranks;
   const int32_t world = ranks.layout.world;
   const int64_t rows = params.merges[0].num_tokens * params.merges[0].num_heads;
-  const int32_t row_words = params.merges[0].head_dim / 4;
-  const auto* const partial = reinterpret_cast<const float4*>(params.partial);
+  const auto row_words = static_cast<int32_t>(params.row_bytes / static_cast<int64_t>(sizeof(uint4)));
+  const auto* const partial = reinterpret_cast<const uint4*>(params.partial);
   const auto lane = static_cast<int32_t>(threadIdx.x % 32);
-  const size_t lses = half + peer_lses_at(world, rows, params.merges[0].head_dim);
+  const size_t lses = half + peer_lses_at(world, rows, params.row_bytes);
   for (int32_t row = begin + static_cast<int32_t>(threadIdx.x / 32); row < end; row += kWarps) {
     const int64_t to = ranks.rank * rows + row;
     for (int32_t d = lane; d < row_words; d += 32) {
-      float4 words[kMostPeers];  // loads before stores, which may be to the same place for all that the compiler knows
+      uint4 words[kMostPeers];  // loads before stores, which may be to the same place for all that the compiler knows
 #pragma unroll
       for (int32_t r = 0; r < kMostPeers; ++r) {
         if (r < world) words[r] = partial[row_of_partial(params, r, row) * row_words + d];
       }
 #pragma unroll
       for (int32_t r = 0; r < kMostPeers; ++r) {
-        if (r < world) reinterpret_cast<float4*>(ranks.memory[r] + half)[to * row_words + d] = words[r];
+        if (r < world) reinterpret_cast<uint4*>(ranks.memory[r] + half)[to * row_words + d] = words[r];
       }
     }
   }

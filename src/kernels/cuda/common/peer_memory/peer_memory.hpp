@@ -31,7 +31,7 @@ struct PeerMemoryLayout {
   static constexpr int64_t kHeaderStride = 64;
 };
 
-/// Why an exchange was given up, as one word: 0 while none was.
+/// Why an exchange was given up, as one word: 0 while none was. A rank that reports itself has thrown.
 struct PeerFault {
   uint32_t word = 0;
   static constexpr PeerFault of(int32_t missing, int32_t reporter) {
@@ -73,16 +73,18 @@ void enqueue(const PeerQueriesParams& params, Stream stream);
 /// what `merges` has besides. Rows without all parts, after a rank stayed away, become NaN.
 struct PeerCombineParams {
   PeerRanks ranks;
-  RankHeads heads;                 ///< parts: all ranks; how their heads stand in `partial`
-  bool all_heads = false;          ///< every rank gets the rows of all heads, rank 0's first
-  const float* partial = nullptr;  ///< [num_tokens, parts * local, head_dim], at a multiple of 16; head_dim is one of 4
-  const float* lse = nullptr;      ///< [num_tokens, parts * local]
+  RankHeads heads;         ///< parts: all ranks; how their heads stand in `partial`
+  bool all_heads = false;  ///< every rank gets the rows of all heads, rank 0's first
+  const std::byte* partial =
+      nullptr;                 ///< rows [num_tokens, parts * local] of the dtype of source 0, at a multiple of 16
+  int64_t row_bytes = 0;       ///< of a row of `partial`; a multiple of 16
+  const float* lse = nullptr;  ///< [num_tokens, parts * local]
   /// For exchanges of even and odd number, whose parts lie in their half. Source 0: the parts of all ranks.
   CombineParams merges[2];
 };
 /// Where the LSEs stand in a half of so many rows a rank; the rows stand first.
-constexpr size_t peer_lses_at(int32_t world, int64_t rows, int32_t head_dim) {
-  return static_cast<size_t>(world) * static_cast<size_t>(rows) * static_cast<size_t>(head_dim) * sizeof(float);
+constexpr size_t peer_lses_at(int32_t world, int64_t rows, int64_t row_bytes) {
+  return static_cast<size_t>(world) * static_cast<size_t>(rows) * static_cast<size_t>(row_bytes);
 }
 /// Throws Error(kDeviceError) where the launch fails.
 void enqueue(const PeerCombineParams& params, Stream stream);
