@@ -22,8 +22,8 @@ PcpHeader header_of(const PcpState& state, const PcpPlan& plan, const PcpArgs& a
 /// Throws kInvalidArgument where what rank `r` sent differs from what rank `own` sent.
 void check_header(const PcpHeader& mine, const PcpHeader& theirs, int32_t r, int32_t own);
 
-/// One call of `run`: gather the new tokens, attend to them, reach the older ones, merge. Its parts stand in
-/// pcp_run.cc, pcp_fresh.cc and pcp_exchange.cc.
+/// One call of `run`: gather the new tokens, attend to them, reach the older ones, merge. Its parts stand in pcp_run.cc
+/// and pcp_exchange.cc.
 class PcpRun {
  public:
   /// Throws for arguments that the plan cannot run with.
@@ -83,7 +83,7 @@ class PcpRun {
   ConstTensorView piece_tensor(int64_t first_element, int64_t dim) const;
   /// This rank's piece as a cache of one page, in which each token's keys precede its values.
   KvCacheView own_piece() const;
-  /// Pages of `dtype` in order, as the model's heads are.
+  /// Pages of the model's KV heads.
   KvCacheShape shape_of(int64_t pages, int32_t page_size, DType dtype) const;
   KvCacheView fresh_cache() const;
   SegmentArgs fresh_segment() const;
