@@ -13,8 +13,8 @@ set(FOLIO_CUDART folio_emulated_cudart)
 set(emulation ${PROJECT_SOURCE_DIR}/tests/emulation)
 set(FOLIO_EMULATED_CODE ${PROJECT_BINARY_DIR}/emulated)
 
-add_library(folio_emulated_cudart SHARED ${emulation}/cuda_runtime.cc ${emulation}/peer_memory.cc ${emulation}/runtime.cc
-            ${emulation}/warp_emulator.cc)
+add_library(folio_emulated_cudart SHARED ${emulation}/cuda_runtime.cc ${emulation}/emulated_barriers.cc
+            ${emulation}/emulated_copies.cc ${emulation}/peer_memory.cc ${emulation}/runtime.cc ${emulation}/warp_emulator.cc)
 target_compile_features(folio_emulated_cudart PUBLIC cxx_std_20)
 target_include_directories(folio_emulated_cudart SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS})
 target_link_libraries(folio_emulated_cudart PRIVATE Threads::Threads)

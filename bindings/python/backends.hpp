@@ -175,6 +175,21 @@ ForwardTensors to_profiling_output(const Context& context, nb::handle output);
 ForwardTensors to_write_tensors(const Context& context, nb::handle layer, nb::handle key, nb::handle value,
                                 nb::handle kv_cache, DType stored, DType model, int32_t num_kv_heads);
 
+/// Logical dimensions by their physical position, outermost first.
+template <typename Backend>
+nb::tuple kv_cache_stride_order(bk::KvCacheLayout layout, bool include_num_layers_dimension) {
+  nb::list order;
+  const auto append = [&order](const auto& dimensions) {
+    for (const int32_t dimension : dimensions) order.append(dimension);
+  };
+  if (include_num_layers_dimension) {
+    append(Backend::get_layered_kv_cache_stride_order(layout));
+  } else {
+    append(Backend::get_kv_cache_stride_order(layout));
+  }
+  return nb::tuple(order);
+}
+
 /// Ends the names that `from folio._folio import *` takes.
 void end_public_names(nb::module_& m);
 

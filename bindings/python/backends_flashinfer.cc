@@ -503,20 +503,9 @@ void bind_backend(nb::module_& m) {
           "(num_blocks, 2, block_size, num_kv_heads, head_size): K at index 0, V at 1 of the second dimension.")
       .def_static("get_kv_cache_page_dim", &Backend::get_kv_cache_page_dim,
                   "0: which dimension of the shape counts pages.")
-      .def_static(
-          "get_kv_cache_stride_order",
-          [](bk::KvCacheLayout layout, bool include_num_layers_dimension) {
-            nb::list order;
-            if (include_num_layers_dimension) {
-              for (const int32_t dimension : Backend::get_layered_kv_cache_stride_order(layout))
-                order.append(dimension);
-            } else {
-              for (const int32_t dimension : Backend::get_kv_cache_stride_order(layout)) order.append(dimension);
-            }
-            return nb::tuple(order);
-          },
-          nb::arg("layout") = bk::KvCacheLayout::kNhd, nb::arg("include_num_layers_dimension") = false,
-          "Which logical dimension stands at each physical position, outermost first.")
+      .def_static("get_kv_cache_stride_order", &kv_cache_stride_order<Backend>,
+                  nb::arg("layout") = bk::KvCacheLayout::kNhd, nb::arg("include_num_layers_dimension") = false,
+                  "Which logical dimension stands at each physical position, outermost first.")
       .def_static(
           "get_fp8_dtype_for_flashinfer",
           [](const std::string& name) { return Backend::get_fp8_dtype_for_flashinfer(name); },

@@ -1,15 +1,10 @@
-#include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
-#include "device_call.hpp"
 #include "fields.hpp"
 #include "folio/distributed.hpp"
-#include "gil.hpp"
-#include "plan.hpp"
-#include "process_group.hpp"
-#include "rank_arguments.hpp"
+#include "rank_attention.hpp"
 
 template <>
 struct folio::python::Names<folio::distributed::PcpExchange> {
@@ -77,74 +72,48 @@ struct PcpLengths {
   std::vector<int32_t> cu_q, seq_lens;
   bool all_visible = false;
   int32_t max_tokens = 0;
-};
 
-/// PcpAttention, for one thread at a time, with its group.
-struct Pcp {
-  Pcp(const Context& made_for, std::shared_ptr<Group> shared, ProcessGroup& used, const PcpConfig& config)
-      : context(made_for), group(std::move(shared)), attention(made_for, used, config) {}
-  Context context;
-  std::shared_ptr<Group> group;
-  distributed::PcpAttention attention;
-  std::mutex mutex;
-};
-
-/// PcpPlan. `older_len`: tokens of each request that this rank's cache has and the plan reads.
-struct PcpStep {
-  distributed::PcpPlan plan;
-  std::shared_ptr<Pcp> pcp;
-  std::vector<int32_t> older_len;
-};
-
-PcpStep plan(const std::shared_ptr<Pcp>& self, const PcpLengths& lengths, nb::handle stream) {
-  distributed::PcpBatch batch;
-  batch.num_requests = static_cast<int32_t>(lengths.seq_lens.size());
-  batch.cu_q = lengths.cu_q.data();
-  batch.seq_lens = lengths.seq_lens.data();
-  batch.all_visible = lengths.all_visible;
-  batch.max_tokens = lengths.max_tokens;
-  const std::vector<Array> none;
-  const Stream queue = to_stream(stream, self->context.device(), {&none});
-  const GroupUse use(*self->group);
-  PcpStep step{{}, self, {}};
-  const ReleasedGil released;
-  const std::lock_guard lock(self->mutex);
-  step.plan = self->attention.plan(batch, queue);
-  for (int32_t r = 0; r < batch.num_requests; ++r) {
-    const int32_t q_len = batch.cu_q[r + 1] - batch.cu_q[r];
-    const bool read = step.plan.exchange != PcpExchange::kAutomatic && q_len > 0;
-    const int32_t interleave = self->attention.config().interleave;
-    step.older_len.push_back(
-        read ? shard_len(batch.seq_lens[r] - q_len, self->group->size, self->group->rank, interleave) : 0);
+  static std::vector<Array> arrays() { return {}; }  // lengths are the host's
+  distributed::PcpBatch batch() const {
+    distributed::PcpBatch batch;
+    batch.num_requests = static_cast<int32_t>(seq_lens.size());
+    batch.cu_q = cu_q.data();
+    batch.seq_lens = seq_lens.data();
+    batch.all_visible = all_visible;
+    batch.max_tokens = max_tokens;
+    return batch;
   }
-  return step;
-}
-
-void run(const std::shared_ptr<Pcp>& self, const PcpStep& step, const RankArguments& given, const Scratch& workspace,
-         nb::handle stream) {
-  if (step.pcp != self) refuse("plan is of another PcpAttention");
-  const PcpConfig& config = self->attention.config();
-  const int64_t heads = config.attention.num_q_heads;
-  DeviceCall call(self->context);
-  distributed::PcpArgs args;
-  const int64_t rows = config.bounds ? step.plan.max_tokens : step.plan.num_tokens;
-  read_rank_arguments(call, given, config.attention, {step.plan.num_requests, rows, heads, heads}, args);
-  args.cache = call.cache(given.cache, "cache", Access::kRead);
-  const OwnTable table(call, given.table, step.older_len, config.attention.page_size);
-  if (call.on_cpu()) validate(table.view, step.older_len, config.attention.page_size, args.cache.num_pages);
-  args.table = table.view;
-  require_on(self->context.device(), workspace);
-  const Stream queue = call.stream(stream);
-  const GroupUse use(*self->group);
-  const ReleasedGil released;
-  const std::lock_guard lock(self->mutex);
-  self->attention.run(step.plan, args, workspace.view, queue);
-}
+};
 
 /// A class of its own in Python, since k and v are needed.
-struct PcpArguments {
-  RankArguments all;
+struct PcpArguments : RankArguments {};
+
+/// For rank_attention.hpp.
+struct PcpKind {
+  using Attention = distributed::PcpAttention;
+  using Config = PcpConfig;
+  using Batch = distributed::PcpBatch;
+  using Plan = distributed::PcpPlan;
+  using Args = distributed::PcpArgs;
+  using Lengths = PcpLengths;
+  using Arguments = PcpArguments;
+  static constexpr const char* kName = "PcpAttention";
+  static constexpr const char* kPlanName = "PcpPlan";
+
+  static const AttentionOp& kernel_op(const Attention& attention) { return attention.shard_op(); }
+  static int32_t known_requests(const Batch& batch) { return batch.num_requests; }
+  static int32_t cached_tokens(const Batch& batch, const Plan& plan, int32_t r) {
+    const int32_t q_len = batch.cu_q[r + 1] - batch.cu_q[r];
+    return plan.exchange == PcpExchange::kAutomatic || q_len == 0 ? 0 : batch.seq_lens[r] - q_len;
+  }
+  static RankExtents extents(const Config& config, const Plan& plan, int32_t /*world*/) {
+    const int64_t heads = config.attention.num_q_heads;
+    return {plan.num_requests, config.bounds ? plan.max_tokens : plan.num_tokens, heads, heads};
+  }
 };
+
+using Pcp = RankAttention<PcpKind>;
+using PcpStep = RankPlan<PcpKind>;
 
 void bind_pcp_values(nb::module_& m) {
   using C = PcpConfig;
@@ -185,10 +154,8 @@ void bind_pcp_values(nb::module_& m) {
       .def("__repr__", [](const PcpLengths& self) {
         return "<folio.PcpBatch: " + std::to_string(self.seq_lens.size()) + " requests>";
       });
-  nb::class_<PcpStep>(m, "PcpPlan", "A step's plan on this rank, valid until its PcpAttention plans again.")
-      .def_prop_ro("num_requests", [](const PcpStep& self) { return self.plan.num_requests; })
-      .def_prop_ro(
-          "num_tokens", [](const PcpStep& self) { return self.plan.num_tokens; }, "Of this rank (pcp_tokens).")
+  bind_rank_plan<PcpKind>(m, "A step's plan on this rank, valid until its PcpAttention plans again.",
+                          "Of this rank (pcp_tokens).")
       .def_prop_ro(
           "max_tokens", [](const PcpStep& self) { return self.plan.max_tokens; },
           "The most of any rank, or PcpBatch.max_tokens.")
@@ -199,14 +166,7 @@ void bind_pcp_values(nb::module_& m) {
           "pass_q_bytes", [](const PcpStep& self) { return self.plan.pass_q_bytes; },
           "What one rank would send to each other one for the older tokens, a layer, by PASS_Q.")
       .def_prop_ro(
-          "pass_kv_bytes", [](const PcpStep& self) { return self.plan.pass_kv_bytes; }, "Likewise by PASS_KV.")
-      .def_prop_ro(
-          "digest", [](const PcpStep& self) { return self.plan.digest; },
-          "Of batch and configuration; run compares it.")
-      .def("__repr__", [](const PcpStep& self) {
-        return "<folio.PcpPlan: " + std::to_string(self.plan.num_requests) + " requests, " +
-               std::to_string(self.plan.num_tokens) + " tokens>";
-      });
+          "pass_kv_bytes", [](const PcpStep& self) { return self.plan.pass_kv_bytes; }, "Likewise by PASS_KV.");
 }
 
 void bind_pcp_args(nb::module_& m) {
@@ -220,59 +180,26 @@ void bind_pcp_args(nb::module_& m) {
           [](PcpArguments* self, nb::object q, nb::object k, nb::object v, nb::object out, const Cache& cache,
              const Table& table, nb::object lse, float sm_scale, float logits_soft_cap, nb::object alibi_slopes,
              nb::object sinks, nb::object k_scale, nb::object v_scale, nb::object q_scale, nb::object out_scale) {
-            PcpArguments args{make_rank_arguments(
-                {q, out, k, v, lse, alibi_slopes, sinks, k_scale, v_scale, q_scale, out_scale}, cache, table)};
-            args.all.sm_scale = sm_scale;
-            args.all.logits_soft_cap = logits_soft_cap;
-            new (self) PcpArguments(std::move(args));
+            new (self) PcpArguments{make_rank_arguments({q, out, k, v, lse, alibi_slopes, sinks, k_scale, v_scale,
+                                                         q_scale, out_scale, sm_scale, logits_soft_cap},
+                                                        cache, table)};
           },
           nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"), nb::arg("cache"), nb::arg("table"), nb::kw_only(),
           nb::arg("lse") = nb::none(), nb::arg("sm_scale") = 0.0f, nb::arg("logits_soft_cap") = 0.0f,
           nb::arg("alibi_slopes") = nb::none(), nb::arg("sinks") = nb::none(), nb::arg("k_scale") = 1.0f,
           nb::arg("v_scale") = 1.0f, nb::arg("q_scale") = 1.0f, nb::arg("out_scale") = 1.0f)
-      .def("__repr__", [](const PcpArguments& self) {
-        return "<folio.PcpArgs: q " + shape_text(self.all.q.array) + ", out " + shape_text(self.all.out.array) + ">";
-      });
+      .def("__repr__", [](const PcpArguments& self) { return text_of("PcpArgs", self); });
 }
 
 void bind_pcp_attention(nb::module_& m) {
-  nb::class_<Pcp>(
-      m, "PcpAttention",
-      "Attention whose queries are divided over the ranks of a group (prefill context parallelism), over a cache that "
-      "is "
-      "divided like DcpAttention's; one for each group of layers with one window. For one thread at a time: another is "
-      "refused.")
-      .def(
-          "__init__",
-          [](Pcp* self, const Context& context, const std::shared_ptr<Group>& group, const PcpConfig& config) {
-            const GroupUse use(*group);
-            const ReleasedGil released;
-            new (self) Pcp(context, group, *use, config);
-          },
-          nb::arg("context"), nb::arg("group"), nb::arg("config"))
-      .def("plan", &plan, nb::arg("batch"), nb::arg("stream") = nb::none(),
-           "Plans one step. Raises InvalidArgument with the request's number. On a GPU collective: ranks compare their "
-           "batches, and all raise where one differs or raises.")
-      .def(
-          "workspace_size",
-          [](const std::shared_ptr<Pcp>& self, const PcpStep* step) {
-            if (step != nullptr && step->pcp != self) refuse("plan is of another PcpAttention");
-            const ReleasedGil released;
-            const std::lock_guard lock(self->mutex);
-            return step != nullptr ? self->attention.workspace_size(step->plan) : self->attention.workspace_size();
-          },
-          nb::arg("plan") = nb::none(),
-          "Bytes of workspace that a run of this plan needs; None: of any plan within PcpConfig.bounds.")
-      .def(
-          "run",
-          [](const std::shared_ptr<Pcp>& self, const PcpStep& step, const PcpArguments& given, const Scratch& workspace,
-             nb::handle stream) { run(self, step, given.all, workspace, stream); },
-          nb::arg("plan"), nb::arg("args"), nb::arg("workspace"), nb::arg("stream") = nb::none(),
+  bind_rank_attention<PcpKind>(
+      m, {"Attention whose queries are divided over the ranks of a group (prefill context parallelism), over a cache "
+          "that is divided like DcpAttention's; one for each group of layers with one window. For one thread at a "
+          "time: another is refused.",
+          "Bytes of workspace that a run of this plan needs; None: of any plan within PcpConfig.bounds.",
           "One layer. Collective where the batch has any new token. On a CPU page ids are checked too. Raises "
           "InvalidArgument before anything is sent or written, and on a CPU where the ranks run different batches; "
-          "Error with STALE_PLAN, WORKSPACE_TOO_SMALL, and UNAVAILABLE where the group fails.")
-      .def_prop_ro(
-          "config", [](const Pcp& self) { return PcpConfig(self.attention.config()); }, nb::rv_policy::move)
+          "Error with STALE_PLAN, WORKSPACE_TOO_SMALL, and UNAVAILABLE where the group fails."})
       .def_prop_ro(
           "fresh_op", [](const Pcp& self) { return AttentionOp(self.attention.fresh_op()); }, nb::rv_policy::move,
           "Over the new tokens.")
@@ -281,12 +208,7 @@ void bind_pcp_attention(nb::module_& m) {
           "Over this rank's shard: PASS_Q.")
       .def_prop_ro(
           "gathered_op", [](const Pcp& self) { return AttentionOp(self.attention.gathered_op()); }, nb::rv_policy::move,
-          "Over the gathered shards: PASS_KV.")
-      .def_prop_ro("group", [](const Pcp& self) { return self.group; })
-      .def("__repr__", [](const Pcp& self) {
-        return "<folio.PcpAttention: rank " + std::to_string(self.group->rank) + " of " +
-               std::to_string(self.group->size) + ", " + self.attention.shard_op().kernel_name() + ">";
-      });
+          "Over the gathered shards: PASS_KV.");
 }
 
 }  // namespace

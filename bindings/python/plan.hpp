@@ -50,11 +50,6 @@ std::string text_of(const Scratch& scratch);
 /// Host memory of at least so many bytes, 256-byte aligned; not yet passed through init_workspace.
 Scratch make_scratch(size_t bytes);
 
-/// What they say of themselves, as in repr.hpp.
-std::string text_of(const Buffer& buffer);
-std::string text_of(const Plan& plan);
-std::string text_of(const Scratch& scratch);
-
 /// Throws Error(kInvalidArgument) unless the workspace lies where a function on `device` can use it.
 void require_on(const Device& device, const Scratch& scratch);
 

@@ -31,7 +31,14 @@ RankArguments make_rank_arguments(const GivenRankArguments& given, const Cache& 
   args.v_scale = to_scale(given.v_scale, "v_scale");
   args.q_scale = to_scale(given.q_scale, "q_scale");
   args.out_scale = to_scale(given.out_scale, "out_scale");
+  args.sm_scale = given.sm_scale;
+  args.logits_soft_cap = given.logits_soft_cap;
   return args;
+}
+
+std::string text_of(const char* name, const RankArguments& args) {
+  return std::string("<folio.") + name + ": q " + shape_text(args.q.array) + ", out " + shape_text(args.out.array) +
+         ">";
 }
 
 void check_rank_arguments(DeviceCall& call, const RankArguments& given, const AttentionConfig& config,

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "device_call.hpp"
 
@@ -24,8 +25,13 @@ struct RankArguments {
 /// Python's arguments; k, v, lse, alibi_slopes and sinks may be None.
 struct GivenRankArguments {
   nb::handle q, out, k, v, lse, alibi_slopes, sinks, k_scale, v_scale, q_scale, out_scale;
+  float sm_scale = 0.0f;
+  float logits_soft_cap = 0.0f;
 };
 RankArguments make_rank_arguments(const GivenRankArguments& given, const Cache& cache, const Table& table);
+
+/// As repr.hpp's, of the class `name`.
+std::string text_of(const char* name, const RankArguments& args);
 
 /// What arrays must have at least, or, of heads, exactly.
 struct RankExtents {

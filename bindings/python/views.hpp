@@ -170,6 +170,7 @@ void bind_sealed_plan(nb::module_& m);
 void bind_process_groups(nb::module_& m);
 void bind_nccl_groups(nb::module_& m);
 void bind_distributed(nb::module_& m);
+void bind_dcp(nb::module_& m);
 void bind_pcp(nb::module_& m);
 void bind_verify(nb::module_& m);
 

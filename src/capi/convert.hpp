@@ -11,6 +11,7 @@
 #include "folio/attention.hpp"
 #include "folio/c/folio.h"
 #include "folio/kv_cache.hpp"
+#include "folio/kvcache/slot_changes.hpp"
 
 struct folio_op {
   folio::AttentionOp op;
@@ -19,6 +20,10 @@ struct folio_op {
 
 struct folio_plan_buffer {
   folio::PlanBuffer buffer;
+};
+
+struct folio_slot_changes {
+  folio::SlotChanges changes;
 };
 
 struct folio_explanation {

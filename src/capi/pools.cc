@@ -1,9 +1,6 @@
 #include "folio/pools.hpp"
 
 #include <bit>
-#include <cstring>
-#include <memory>
-#include <optional>
 
 #include "capi/convert.hpp"
 
@@ -12,15 +9,6 @@ using folio::capi::guarded;
 using folio::capi::to_scale;
 using folio::capi::to_span;
 using folio::capi::to_view;
-
-struct folio_token_allocator {
-  folio::TokenAllocator allocator;
-  std::optional<folio::TokenAllocator::FreeGroup> group;  ///< ends before the allocator does
-};
-
-struct folio_req_to_token_pool {
-  folio::ReqToTokenPool pool;
-};
 
 namespace {
 
@@ -121,127 +109,4 @@ folio_status folio_kv_pool_write(const folio_kv_pool* pool, const folio_context*
                                            to_span(slots, num_slots, "slots")),
                           folio::Stream{stream});
   });
-}
-
-folio_status folio_create_token_allocator(int32_t num_slots, int32_t page_size,
-                                          folio_token_allocator** allocator) noexcept {
-  return guarded([&] {
-    deref(allocator, "allocator") = nullptr;
-    *allocator = new folio_token_allocator{folio::TokenAllocator(num_slots, page_size), std::nullopt};
-  });
-}
-
-void folio_free_token_allocator(folio_token_allocator* allocator) noexcept {
-  delete allocator;
-}
-
-folio_status folio_token_allocator_available(const folio_token_allocator* allocator, int32_t* slots) noexcept {
-  return guarded([&] {
-    deref(allocator, "allocator");
-    deref(slots, "slots") = allocator->allocator.available();
-  });
-}
-
-folio_status folio_token_allocator_alloc(folio_token_allocator* allocator, int32_t* slots, int64_t num_slots,
-                                         int32_t* allocated) noexcept {
-  return guarded([&] {
-    deref(allocator, "allocator");
-    deref(allocated, "allocated");
-    *allocated = allocator->allocator.alloc(to_span(slots, num_slots, "slots")) ? 1 : 0;
-  });
-}
-
-folio_status folio_token_allocator_alloc_extend(folio_token_allocator* allocator, const int32_t* prefix_lens,
-                                                const int32_t* seq_lens, const int32_t* last_slots,
-                                                int32_t num_requests, int32_t* slots, int64_t num_slots,
-                                                int32_t* allocated) noexcept {
-  return guarded([&] {
-    deref(allocator, "allocator");
-    deref(allocated, "allocated");
-    const bool done = allocator->allocator.alloc_extend(
-        to_span(prefix_lens, num_requests, "prefix_lens"), to_span(seq_lens, num_requests, "seq_lens"),
-        to_span(last_slots, num_requests, "last_slots"), to_span(slots, num_slots, "slots"));
-    *allocated = done ? 1 : 0;
-  });
-}
-
-folio_status folio_token_allocator_alloc_decode(folio_token_allocator* allocator, const int32_t* seq_lens,
-                                                const int32_t* last_slots, int32_t num_requests, int32_t* slots,
-                                                int32_t* allocated) noexcept {
-  return guarded([&] {
-    deref(allocator, "allocator");
-    deref(allocated, "allocated");
-    const bool done = allocator->allocator.alloc_decode(to_span(seq_lens, num_requests, "seq_lens"),
-                                                        to_span(last_slots, num_requests, "last_slots"),
-                                                        to_span(slots, num_requests, "slots"));
-    *allocated = done ? 1 : 0;
-  });
-}
-
-folio_status folio_token_allocator_free(folio_token_allocator* allocator, const int32_t* slots,
-                                        int64_t num_slots) noexcept {
-  return guarded([&] { deref(allocator, "allocator").allocator.free(to_span(slots, num_slots, "slots")); });
-}
-
-folio_status folio_token_allocator_open_group(folio_token_allocator* allocator) noexcept {
-  return guarded([&] { deref(allocator, "allocator").group.emplace(allocator->allocator.free_group()); });
-}
-
-folio_status folio_token_allocator_close_group(folio_token_allocator* allocator) noexcept {
-  return guarded([&] {
-    folio::core::require(deref(allocator, "allocator").group.has_value(), "allocator has no open group");
-    allocator->group.reset();
-  });
-}
-
-folio_status folio_token_allocator_clear(folio_token_allocator* allocator) noexcept {
-  return guarded([&] { deref(allocator, "allocator").allocator.clear(); });
-}
-
-folio_status folio_create_req_to_token_pool(int32_t max_reqs, int32_t max_context_len,
-                                            folio_req_to_token_pool** pool) noexcept {
-  return guarded([&] {
-    deref(pool, "pool") = nullptr;
-    *pool = new folio_req_to_token_pool{folio::ReqToTokenPool(max_reqs, max_context_len)};
-  });
-}
-
-void folio_free_req_to_token_pool(folio_req_to_token_pool* pool) noexcept {
-  delete pool;
-}
-
-folio_status folio_req_to_token_pool_available(const folio_req_to_token_pool* pool, int32_t* rows) noexcept {
-  return guarded([&] {
-    deref(pool, "pool");
-    deref(rows, "rows") = pool->pool.available();
-  });
-}
-
-folio_status folio_req_to_token_pool_alloc(folio_req_to_token_pool* pool, int32_t* rows, int32_t num_rows,
-                                           int32_t* allocated) noexcept {
-  return guarded([&] {
-    deref(pool, "pool");
-    deref(allocated, "allocated");
-    *allocated = pool->pool.alloc(to_span(rows, num_rows, "rows")) ? 1 : 0;
-  });
-}
-
-folio_status folio_req_to_token_pool_free_row(folio_req_to_token_pool* pool, int32_t row) noexcept {
-  return guarded([&] { deref(pool, "pool").pool.free(row); });
-}
-
-folio_status folio_req_to_token_pool_write(folio_req_to_token_pool* pool, int32_t row, int32_t first,
-                                           const int32_t* slots, int64_t num_slots) noexcept {
-  return guarded([&] { deref(pool, "pool").pool.write(row, first, to_span(slots, num_slots, "slots")); });
-}
-
-folio_status folio_req_to_token_pool_table(const folio_req_to_token_pool* pool, folio_page_table_view* table) noexcept {
-  return guarded([&] {
-    deref(pool, "pool");
-    deref(table, "table") = std::bit_cast<folio_page_table_view>(pool->pool.table());
-  });
-}
-
-folio_status folio_req_to_token_pool_clear(folio_req_to_token_pool* pool) noexcept {
-  return guarded([&] { deref(pool, "pool").pool.clear(); });
 }

@@ -7,15 +7,10 @@
 #include <vector>
 
 #include "capi/convert.hpp"
-#include "folio/kvcache/window_token_allocator.hpp"
 
 using folio::capi::deref;
 using folio::capi::guarded;
 using folio::capi::to_span;
-
-struct folio_slot_changes {
-  folio::SlotChanges changes;
-};
 
 struct folio_prefix_cache {
   folio::PrefixCache cache;
@@ -23,10 +18,6 @@ struct folio_prefix_cache {
 
 struct folio_prefix_lock {
   folio::PrefixLock lock;
-};
-
-struct folio_window_token_allocator {
-  folio::WindowTokenAllocator allocator;
 };
 
 namespace {
@@ -209,89 +200,4 @@ folio_status folio_prefix_lock_length(const folio_prefix_lock* lock, int64_t* nu
 
 void folio_free_prefix_lock(folio_prefix_lock* lock) noexcept {
   delete lock;
-}
-
-folio_status folio_create_window_token_allocator(int32_t num_slots, int32_t num_window_slots, int32_t page_size,
-                                                 folio_window_token_allocator** allocator) noexcept {
-  return guarded([&] {
-    deref(allocator, "allocator") = nullptr;
-    *allocator = new folio_window_token_allocator{folio::WindowTokenAllocator(num_slots, num_window_slots, page_size)};
-  });
-}
-
-void folio_free_window_token_allocator(folio_window_token_allocator* allocator) noexcept {
-  delete allocator;
-}
-
-folio_status folio_window_token_allocator_available(const folio_window_token_allocator* allocator, int32_t* slots,
-                                                    int32_t* window) noexcept {
-  return guarded([&] {
-    deref(allocator, "allocator");
-    deref(slots, "slots");
-    deref(window, "window") = allocator->allocator.window_available();
-    *slots = allocator->allocator.available();
-  });
-}
-
-folio_status folio_window_token_allocator_alloc(folio_window_token_allocator* allocator, int32_t* slots,
-                                                int64_t num_slots, int32_t* allocated) noexcept {
-  return guarded([&] {
-    deref(allocator, "allocator");
-    deref(allocated, "allocated");
-    *allocated = allocator->allocator.alloc(to_span(slots, num_slots, "slots")) ? 1 : 0;
-  });
-}
-
-folio_status folio_window_token_allocator_alloc_extend(folio_window_token_allocator* allocator,
-                                                       const int32_t* prefix_lens, const int32_t* seq_lens,
-                                                       const int32_t* last_slots, int32_t num_requests, int32_t* slots,
-                                                       int64_t num_slots, int32_t* allocated) noexcept {
-  return guarded([&] {
-    deref(allocator, "allocator");
-    deref(allocated, "allocated");
-    const bool done = allocator->allocator.alloc_extend(
-        to_span(prefix_lens, num_requests, "prefix_lens"), to_span(seq_lens, num_requests, "seq_lens"),
-        to_span(last_slots, num_requests, "last_slots"), to_span(slots, num_slots, "slots"));
-    *allocated = done ? 1 : 0;
-  });
-}
-
-folio_status folio_window_token_allocator_alloc_decode(folio_window_token_allocator* allocator, const int32_t* seq_lens,
-                                                       const int32_t* last_slots, int32_t num_requests, int32_t* slots,
-                                                       int32_t* allocated) noexcept {
-  return guarded([&] {
-    deref(allocator, "allocator");
-    deref(allocated, "allocated");
-    const bool done = allocator->allocator.alloc_decode(to_span(seq_lens, num_requests, "seq_lens"),
-                                                        to_span(last_slots, num_requests, "last_slots"),
-                                                        to_span(slots, num_requests, "slots"));
-    *allocated = done ? 1 : 0;
-  });
-}
-
-folio_status folio_window_token_allocator_free(folio_window_token_allocator* allocator, const int32_t* slots,
-                                               int64_t num_slots) noexcept {
-  return guarded([&] { deref(allocator, "allocator").allocator.free(to_span(slots, num_slots, "slots")); });
-}
-
-folio_status folio_window_token_allocator_free_window(folio_window_token_allocator* allocator, const int32_t* slots,
-                                                      int64_t num_slots) noexcept {
-  return guarded([&] { deref(allocator, "allocator").allocator.free_window(to_span(slots, num_slots, "slots")); });
-}
-
-folio_status folio_window_token_allocator_apply(folio_window_token_allocator* allocator,
-                                                const folio_slot_changes* changes) noexcept {
-  return guarded([&] { deref(allocator, "allocator").allocator.apply(to_changes(changes)); });
-}
-
-folio_status folio_window_token_allocator_to_window(const folio_window_token_allocator* allocator, const int32_t* slots,
-                                                    int64_t num_slots, int32_t* window) noexcept {
-  return guarded([&] {
-    deref(allocator, "allocator")
-        .allocator.to_window(to_span(slots, num_slots, "slots"), to_span(window, num_slots, "window"));
-  });
-}
-
-folio_status folio_window_token_allocator_clear(folio_window_token_allocator* allocator) noexcept {
-  return guarded([&] { deref(allocator, "allocator").allocator.clear(); });
 }

@@ -150,6 +150,9 @@ struct PcpState {
   int64_t partial_row() const { return int64_t{attention().num_q_heads} * (attention().head_dim_v + kLsePadding); }
 };
 
+/// What ranks must have in common of their configurations.
+uint64_t digest_of(const PcpConfig& config);
+
 /// What every rank sends behind its new tokens: what it must have in common with the others.
 struct PcpHeader {
   uint64_t digest = 0;  ///< PcpPlan::digest

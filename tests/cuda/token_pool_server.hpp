@@ -162,24 +162,4 @@ struct HostArray {
 using HostServer = Server<HostArray<uint16_t>, HostArray<int64_t>, HostArray<int32_t>, HostArray<uint8_t>>;
 using GpuServer = Server<DeviceArray<uint16_t>, DeviceArray<int64_t>, DeviceArray<int32_t>, DeviceArray<uint8_t>>;
 
-/// A captured run of the layer.
-class LayerGraph {
- public:
-  LayerGraph(GpuServer& gpu, const HostStep& shape, std::optional<int32_t> window, const TestStream& stream) {
-    check(cudaStreamBeginCapture(stream.native(), cudaStreamCaptureModeThreadLocal));
-    gpu.forward(shape, window, stream.get());
-    cudaGraph_t graph = nullptr;
-    check(cudaStreamEndCapture(stream.native(), &graph));
-    check(cudaGraphInstantiate(&executable_, graph, 0));
-    check(cudaGraphDestroy(graph));
-  }
-  ~LayerGraph() { static_cast<void>(cudaGraphExecDestroy(executable_)); }
-  LayerGraph(const LayerGraph&) = delete;
-  LayerGraph& operator=(const LayerGraph&) = delete;
-  void launch(const TestStream& stream) const { check(cudaGraphLaunch(executable_, stream.native())); }
-
- private:
-  cudaGraphExec_t executable_ = nullptr;
-};
-
 }  // namespace folio::cuda_test

@@ -93,7 +93,7 @@ class TokenPoolOnGpu : public CudaTest, public testing::WithParamInterface<std::
     gpu.backend.init_forward_metadata_capture_cuda_graph(kRequests, shape.num_tokens, captured.req_pool_indices,
                                                          captured.seq_lens, mode, extras, {}, stream.get());
     stream.wait();
-    const LayerGraph graph(gpu, shape, GetParam(), stream);
+    const CapturedGraph graph(stream, [&] { gpu.forward(shape, GetParam(), stream.get()); });
     for (int i = 0; i < replays; ++i) {
       const HostStep next = step(mode, kRequests, tree);
       gpu.set(next);

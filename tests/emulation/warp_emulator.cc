@@ -5,15 +5,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <limits>
-#include <map>
 #include <mutex>
 #include <new>
 #include <stdexcept>
 #include <thread>
-#include <unordered_map>
 #include <vector>
 
+#include "emulated_cta.hpp"
 #include "waiting_grids.hpp"
 
 // The variables of device_launch_parameters.h, which declares them const.
@@ -25,6 +23,16 @@ dim3 folio_grid_size __asm__("gridDim");
 }
 
 namespace folio::emulation {
+
+Grid* grid = nullptr;
+
+uint32_t next_random() {
+  grid->random ^= grid->random << 13;
+  grid->random ^= grid->random >> 7;
+  grid->random ^= grid->random << 17;
+  return static_cast<uint32_t>(grid->random >> 20);
+}
+
 namespace {
 
 constexpr size_t kStackBytes = 256 * 1024;
@@ -54,184 +62,11 @@ folio_emulation_switch:
 .size folio_emulation_switch, .-folio_emulation_switch
 )");
 
-struct Barrier {
-  uint32_t count = 0;
-  uint32_t pending = 0;
-  int64_t bytes = 0;
-  uint32_t phase = 0;
-};
-
-/// A cp.async.
-struct Copy {
-  void* to;
-  const void* from;
-  int32_t bytes;
-  int32_t zeros;
-  int32_t group;
-};
-/// A box of a tensor, copied by TMA to shared memory, where it counts at a barrier, or from there.
-struct Box {
-  CUtensorMap map;
-  int32_t at[5];
-  uint32_t shared;
-  uint32_t barrier;
-  int32_t owner;
-  bool store;
-};
-struct Arrival {
-  uint32_t barrier;
-  int32_t owner;
-};
-
-/// Lanes of a warp that exchange words.
-struct Exchange {
-  uint32_t slots[2][32][8];
-  uint32_t arrived = 0;  ///< a bit a lane
-  uint32_t generation = 0;
-};
-struct Warp {
-  Exchange all;
-  std::map<uint32_t, Exchange> some;  ///< by mask
-  uint32_t live = 0xffffffffu;        ///< lanes that have not returned
-};
-struct Meeting {
-  int32_t arrived = 0;
-  uint32_t generation = 0;
-  bool given = false;  ///< true, so far
-  bool result = false;
-};
-struct MeetingOfAll {
-  int32_t arrived = 0;
-  int32_t given = 0;  ///< true, so far
-  int32_t result = 0;
-  uint32_t generation = 0;
-};
-
-struct Grid {
-  std::vector<void*> stacks;  // saved stack pointers
-  std::vector<bool> done;
-  std::vector<unsigned char*> memory;
-  std::vector<Warp> warps;
-  std::unordered_map<int32_t, Meeting> meetings;
-  MeetingOfAll meeting_of_all;
-  std::vector<int32_t> groups;  ///< cp.async groups that a thread has committed
-  std::unordered_map<uint32_t, Barrier> barriers;
-  std::vector<std::vector<Copy>> copies;  ///< of each thread, that have not arrived
-  std::vector<Box> boxes;
-  std::vector<Arrival> arrivals;
-  unsigned char* base = nullptr;
-  void* main_stack = nullptr;
-  int32_t current = 0;
-  dim3 blocks;
-  int32_t threads = 0;
-  int32_t live = 0;  ///< threads that have not returned
-  uint64_t random = 1;
-  int64_t idle = 0;
-  const std::function<void()>* body = nullptr;
-  size_t shared_bytes = 0;
-  bool waits_for_grids = false;  ///< some thread does, since the last turn of other grids
-};
-Grid* grid = nullptr;
 std::mutex one_grid;
 
 /// The most shared memory that a CTA can have, and what aligns it. Beside the static variables of kernels, so that 32
 /// bits tell where these are, too.
 alignas(1024) unsigned char dynamic_shared_memory[228 * 1024 + 1024];
-
-uint32_t next_random() {
-  grid->random ^= grid->random << 13;
-  grid->random ^= grid->random >> 7;
-  grid->random ^= grid->random << 17;
-  return static_cast<uint32_t>(grid->random >> 20);
-}
-
-void end_phase(Barrier& barrier) {
-  if (barrier.pending != 0 || barrier.bytes != 0) return;
-  barrier.pending = barrier.count;
-  ++barrier.phase;
-  grid->idle = 0;
-}
-
-void complete(const Copy& copy) {
-  std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
-  std::memset(static_cast<char*>(copy.to) + copy.bytes, 0, static_cast<size_t>(copy.zeros));
-}
-void complete(const Box& copy) {
-  TensorMap map;
-  std::memcpy(&map, &copy.map, sizeof(map));
-  uint32_t linear = 0;
-  uint32_t i[5];
-  for (i[4] = 0; i[4] < map.box[4]; ++i[4]) {
-    for (i[3] = 0; i[3] < map.box[3]; ++i[3]) {
-      for (i[2] = 0; i[2] < map.box[2]; ++i[2]) {
-        for (i[1] = 0; i[1] < map.box[1]; ++i[1]) {
-          for (i[0] = 0; i[0] < map.box[0]; ++i[0], linear += map.bytes) {
-            bool inside = true;
-            unsigned char* element = map.data;
-            for (int d = 0; d < 5; ++d) {
-              const int64_t c = int64_t{copy.at[d]} + i[d];
-              inside = inside && c >= 0 && c < static_cast<int64_t>(map.dims[d]);
-              element += c * static_cast<int64_t>(map.strides[d]);
-            }
-            uint32_t to = copy.shared + linear;
-            if (map.side_by_side > 0) to ^= map.side_by_side == 128 ? (to >> 7 & 7) << 4 : (to >> 7 & 3) << 4;
-            if (copy.store) {
-              if (inside) std::memcpy(element, grid->base + to, map.bytes);
-            } else if (inside) {
-              std::memcpy(grid->base + to, element, map.bytes);
-            } else {
-              std::memset(grid->base + to, 0, map.bytes);
-            }
-          }
-        }
-      }
-    }
-  }
-  if (copy.store) return;
-  Barrier& barrier = grid->barriers.at(copy.barrier);
-  barrier.bytes -= linear;
-  end_phase(barrier);
-}
-
-/// At once or later.
-template <typename AnyCopy>
-void begin(const AnyCopy& copy, std::vector<AnyCopy>& late) {
-  if (next_random() % 2 == 0) {
-    complete(copy);
-  } else {
-    late.push_back(copy);
-  }
-}
-template <typename AnyCopy>
-void complete_late(std::vector<AnyCopy>& late, size_t n) {
-  const AnyCopy copy = late[n];
-  late[n] = late.back();
-  late.pop_back();
-  complete(copy);
-}
-
-/// Completes the running thread's cp.async of groups below `groups`.
-void complete_groups(int32_t groups) {
-  auto& copies = grid->copies[static_cast<size_t>(grid->current)];
-  for (size_t n = copies.size(); n-- > 0;) {
-    if (copies[n].group < groups) complete_late(copies, n);
-  }
-}
-
-/// Completes what a random draw says, or nothing.
-void complete_any() {
-  auto& copies = grid->copies[next_random() % grid->copies.size()];
-  if (!copies.empty()) complete_late(copies, next_random() % copies.size());
-  if (!grid->boxes.empty()) {
-    complete_late(grid->boxes, next_random() % grid->boxes.size());
-    grid->idle = 0;
-  } else if (!grid->arrivals.empty()) {
-    const size_t n = next_random() % grid->arrivals.size();
-    const Arrival arrival = grid->arrivals[n];
-    grid->arrivals.erase(grid->arrivals.begin() + static_cast<std::ptrdiff_t>(n));
-    mbarrier_arrive(arrival.barrier, 1);
-  }
-}
 
 [[noreturn]] void fiber_main() {
   (*grid->body)();
@@ -396,162 +231,6 @@ void run_grid(const dim3& blocks, int32_t threads, size_t shared_bytes, uint64_t
     throw;
   }
   grid = nullptr;
-}
-
-const uint32_t (*exchange(const uint32_t (&mine)[8], uint32_t mask))[8] {
-  Warp& warp = grid->warps[static_cast<size_t>(grid->current / 32)];
-  Exchange& of_mask = mask == 0xffffffffu ? warp.all : warp.some[mask];
-  const uint32_t generation = of_mask.generation;
-  auto& slots = of_mask.slots[generation & 1];
-  std::memcpy(slots[grid->current % 32], mine, sizeof(mine));
-  of_mask.arrived |= 1u << grid->current % 32;
-  while (of_mask.generation == generation) {
-    if ((of_mask.arrived & warp.live) == (mask & warp.live)) {
-      of_mask.arrived = 0;
-      ++of_mask.generation;
-      grid->idle = 0;
-    } else {
-      yield();
-    }
-  }
-  return slots;
-}
-
-int32_t meet_all(bool mine) {
-  MeetingOfAll& meeting = grid->meeting_of_all;
-  const uint32_t generation = meeting.generation;
-  ++meeting.arrived;
-  meeting.given += mine ? 1 : 0;
-  while (meeting.generation == generation) {
-    if (meeting.arrived >= grid->live) {
-      meeting.result = meeting.given;
-      meeting.arrived = meeting.given = 0;
-      ++meeting.generation;
-      grid->idle = 0;
-    } else {
-      yield();
-    }
-  }
-  return meeting.result;
-}
-
-void named_barrier_arrive(int32_t id, int32_t threads) {
-  Meeting& meeting = grid->meetings[id];
-  if (++meeting.arrived != threads) return;
-  meeting.arrived = 0;
-  meeting.result = meeting.given;
-  meeting.given = false;
-  ++meeting.generation;
-  grid->idle = 0;
-}
-bool named_barrier_any(int32_t id, int32_t threads, bool mine) {
-  Meeting& meeting = grid->meetings[id];
-  meeting.given = meeting.given || mine;
-  named_barrier_sync(id, threads);
-  return meeting.result;
-}
-void named_barrier_sync(int32_t id, int32_t threads) {
-  const uint32_t generation = grid->meetings[id].generation;
-  named_barrier_arrive(id, threads);
-  while (grid->meetings[id].generation == generation) yield();
-}
-
-void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
-  if (barrier % 8 != 0) throw std::runtime_error("a barrier is not aligned");
-  grid->barriers[barrier] = {arrivals, arrivals, 0, 0};
-}
-void mbarrier_arrive(uint32_t barrier, uint32_t count) {
-  Barrier& state = grid->barriers.at(barrier);
-  if (state.pending < count) throw std::runtime_error("more arrivals than a barrier has");
-  state.pending -= count;
-  end_phase(state);
-}
-void expect(uint32_t barrier, uint32_t bytes) {
-  grid->barriers.at(barrier).bytes += bytes;
-}
-bool mbarrier_test_wait(uint32_t barrier, uint32_t parity) {
-  return (grid->barriers.at(barrier).phase & 1) != parity;
-}
-
-void copy_later(void* to, const void* from, int32_t bytes, int32_t zeros) {
-  const auto thread = static_cast<size_t>(grid->current);
-  begin(Copy{to, from, bytes, zeros, grid->groups[thread]}, grid->copies[thread]);
-}
-void commit_copies() {
-  ++grid->groups[static_cast<size_t>(grid->current)];
-}
-void finish_groups(int32_t pending) {
-  complete_groups(grid->groups[static_cast<size_t>(grid->current)] - pending);
-}
-void cp_async_mbarrier_arrive(uint32_t barrier) {
-  complete_groups(std::numeric_limits<int32_t>::max());  // late enough: others have run since
-  if (next_random() % 2 == 0) {
-    mbarrier_arrive(barrier, 1);
-  } else {
-    grid->arrivals.push_back({barrier, grid->current});
-  }
-}
-
-void finish_copies() {
-  complete_groups(std::numeric_limits<int32_t>::max());
-  for (size_t n = grid->boxes.size(); n-- > 0;) {
-    if (grid->boxes[n].owner == grid->current && grid->boxes[n].store) complete_late(grid->boxes, n);
-  }
-}
-
-CUresult encode_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data, const cuuint64_t* dims,
-                    const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t* steps,
-                    CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
-                    CUtensorMapFloatOOBfill fill) {
-  static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap));
-  const uint16_t bytes = type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : 2;
-  const bool exchanges = swizzle != CU_TENSOR_MAP_SWIZZLE_NONE;
-  const uint16_t side_by_side = !exchanges ? 0 : swizzle == CU_TENSOR_MAP_SWIZZLE_128B ? 128 : 64;
-  if ((type != CU_TENSOR_MAP_DATA_TYPE_UINT16 && type != CU_TENSOR_MAP_DATA_TYPE_UINT8) || rank != 5 ||
-      interleave != CU_TENSOR_MAP_INTERLEAVE_NONE ||
-      (exchanges && swizzle != CU_TENSOR_MAP_SWIZZLE_128B && swizzle != CU_TENSOR_MAP_SWIZZLE_64B) ||
-      fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE || (exchanges && box[0] * bytes > side_by_side) ||
-      box[0] * bytes % 16 != 0 || reinterpret_cast<uintptr_t>(data) % 16 != 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  TensorMap made{};
-  made.bytes = bytes;
-  made.side_by_side = side_by_side;
-  made.data = static_cast<unsigned char*>(data);
-  for (int d = 0; d < 5; ++d) {
-    made.dims[d] = dims[d];
-    made.strides[d] = d == 0 ? bytes : strides[d - 1];
-    made.box[d] = box[d];
-    const bool stride_fits = d == 0 || (made.strides[d] % 16 == 0 && made.strides[d] < uint64_t{1} << 40);
-    if (dims[d] == 0 || dims[d] > uint64_t{1} << 32 || box[d] == 0 || box[d] > 256 || steps[d] != 1 || !stride_fits) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-  }
-  std::memcpy(map, &made, sizeof(made));
-  return CUDA_SUCCESS;
-}
-
-namespace {
-
-void check_box(uint32_t shared, const CUtensorMap& map) {
-  TensorMap read{};
-  std::memcpy(&read, &map, sizeof(read));
-  if (shared % 128 != 0) throw std::runtime_error("a box begins at no multiple of 128");
-  if (read.side_by_side > 0 && shared % 512 != 0) {
-    throw std::runtime_error("a box with exchanged pieces begins at no multiple of 512");
-  }
-}
-
-}  // namespace
-
-void copy_box(uint32_t shared, const CUtensorMap* map, uint32_t barrier, const int32_t (&at)[5]) {
-  check_box(shared, *map);
-  begin({*map, {at[0], at[1], at[2], at[3], at[4]}, shared, barrier, grid->current, false}, grid->boxes);
-}
-
-void store_box(const CUtensorMap* map, uint32_t shared, const int32_t (&at)[5]) {
-  check_box(shared, *map);
-  begin({*map, {at[0], at[1], at[2], at[3], at[4]}, shared, 0, grid->current, true}, grid->boxes);
 }
 
 }  // namespace folio::emulation

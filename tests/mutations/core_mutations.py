@@ -81,7 +81,7 @@ plant(rule, "sizes-between-are-refused", STRUCTS, "std::find(known.earlier.begin
       "!known.earlier.empty() && known.earlier.front() == size;")
 plant(rule, "finish-keeps-the-lock", "src/capi/prefix_cache.cc", "const std::unique_ptr<folio_prefix_lock> taken(lock);  // whatever becomes of the call",
       "std::unique_ptr<folio_prefix_lock> taken(lock);\n  if (changes == nullptr) taken.release();")
-plant(rule, "groups-are-never-closed", "src/capi/pools.cc", "    allocator->group.reset();\n", "")
+plant(rule, "groups-are-never-closed", "src/capi/allocators.cc", "    allocator->group.reset();\n", "")
 plant(rule, "failed-builds-leave-the-step-before", BACKEND_STEPS + "flashinfer.cc", 'deref(metadata, "metadata").step.reset();', 'deref(metadata, "metadata");')
 plant(rule, "caches-are-kept-by-default", BACKEND_STEPS + "token_pool.cc", "keep_kv_cache == 0, Stream{stream}", "keep_kv_cache != 0, Stream{stream}")
 plant(rule, "queries-are-the-keys", BACKEND_STEPS + "step.cc", 'converted.query = to_view(given.query, "query.dtype");', 'converted.query = to_view(given.key, "query.dtype");')

@@ -2,37 +2,21 @@
 // right.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <memory>
-#include <optional>
-#include <string>
-#include <vector>
+#include <span>
 
 #include "backends/flash_attn/flash_attn_test_util.hpp"
-#include "core/allocation_failure_test_util.hpp"
+#include "backends/flashinfer/two_batches_test_util.hpp"
 
 namespace folio::inline v0::backends {
 namespace {
 
 using testing::FlashAttnFixture;
-using testing::LayerSetup;
 
-LayerSetup small_layer() {
-  LayerSetup setup;
-  setup.num_heads = 2;
-  setup.num_kv_heads = 1;
-  setup.head_size = 16;
-  setup.page_size = 4;
-  setup.shared_prefix = 8;
-  return setup;
-}
-
-/// Two batches through one builder, planned before either runs.
-class EngineSteps {
+/// Both batches are planned before either runs.
+class EngineSteps : public testing::TwoBatches<FlashAttnFixture, FlashAttentionImpl, FlashAttentionMetadataBuilder> {
  public:
-  EngineSteps(CascadeMode cascade, bool aot_schedule)
-      : decodes_(small_layer(), {"decodes", {12, 17, 9, 30, 21}, {1, 1, 1, 1, 1}}),
-        mixed_(small_layer(), {"mixed", {20, 13, 26}, {1, 3, 6}}) {
+  EngineSteps(CascadeMode cascade, bool aot_schedule) : TwoBatches(small_layer()) {
     mixed_.options.cascade = cascade;
     mixed_.options.aot_schedule = aot_schedule;
   }
@@ -51,49 +35,11 @@ class EngineSteps {
       decodes_.forward(*impl_, decodes);
     }
   }
-  void drop() {
-    builder_.reset();
-    impl_.reset();
-  }
-  bool made() const { return builder_ != nullptr; }
-  std::string wrong_output() const { return mixed_.wrong_output() + decodes_.wrong_output(); }
-  std::vector<std::byte> outputs() const {
-    std::vector<std::byte> all = mixed_.out_memory;
-    all.insert(all.end(), decodes_.out_memory.begin(), decodes_.out_memory.end());
-    return all;
-  }
-  void clear_outputs() {
-    for (FlashAttnFixture* batch : {&mixed_, &decodes_}) std::ranges::fill(batch->out_memory, testing::kUnwritten);
-  }
-
- private:
-  FlashAttnFixture decodes_, mixed_;
-  std::optional<FlashAttentionImpl> impl_;
-  std::unique_ptr<FlashAttentionMetadataBuilder> builder_;
 };
 
 void expect_clean_failures(CascadeMode cascade, bool aot_schedule) {
   EngineSteps engine(cascade, aot_schedule);
-  engine.make();
-  engine.steps();
-  EXPECT_EQ(engine.wrong_output(), "");
-  const std::vector<std::byte> expected = engine.outputs();
-  engine.drop();
-  bool same = true;
-  folio::testing::sweep_failing_allocations(
-      [&] {
-        engine.make();
-        engine.steps();
-      },
-      [&] {
-        if (engine.made()) {
-          engine.clear_outputs();
-          engine.steps();
-          same = same && engine.outputs() == expected;
-        }
-        engine.drop();
-      });
-  EXPECT_TRUE(same) << "a builder whose step failed plans the next one otherwise";
+  testing::expect_clean_failures(engine);
 }
 
 TEST(FlashAttnAllocationFailure, StepsWithSchedulesAheadOfTime) {

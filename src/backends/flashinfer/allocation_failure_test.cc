@@ -5,11 +5,10 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
-#include <string>
+#include <span>
 #include <vector>
 
-#include "backends/flashinfer/batch_test_util.hpp"
-#include "core/allocation_failure_test_util.hpp"
+#include "backends/flashinfer/two_batches_test_util.hpp"
 #include "folio/backends/flashinfer/wrappers.hpp"
 
 namespace folio::inline v0::backends {
@@ -18,24 +17,10 @@ namespace {
 using testing::BatchFixture;
 using testing::LayerSetup;
 
-LayerSetup small_layer() {
-  LayerSetup setup;
-  setup.num_heads = 2;
-  setup.num_kv_heads = 1;
-  setup.head_size = 16;
-  setup.page_size = 4;
-  setup.shared_prefix = 8;
-  setup.sinks = true;
-  return setup;
-}
-
-/// Two batches, so that arrays grow between them, through one builder.
-class EngineSteps {
+/// The batches differ in size, so that arrays grow between them.
+class EngineSteps : public testing::TwoBatches<BatchFixture, FlashInferImpl, FlashInferMetadataBuilder> {
  public:
-  EngineSteps(CascadeMode cascade, bool block_tables)
-      : decodes_(small_layer(), {"decodes", {12, 17, 9, 30, 21}, {1, 1, 1, 1, 1}}),
-        mixed_(small_layer(), {"mixed", {20, 13, 26}, {1, 3, 6}}),
-        config_(mixed_.engine_config()) {
+  EngineSteps(CascadeMode cascade, bool block_tables) : TwoBatches(layer()), config_(mixed_.engine_config()) {
     options_.cascade = cascade;
     if (block_tables) config_.use_block_table_kernels = true;
   }
@@ -54,51 +39,21 @@ class EngineSteps {
       builder_->paged_kv_arrays(metadata);
     }
   }
-  void drop() {
-    builder_.reset();
-    impl_.reset();
-  }
-  bool made() const { return builder_ != nullptr; }
-  std::string wrong_output() const { return mixed_.wrong_output() + decodes_.wrong_output(); }
-  std::vector<std::byte> outputs() const {
-    std::vector<std::byte> all = mixed_.out_memory;
-    all.insert(all.end(), decodes_.out_memory.begin(), decodes_.out_memory.end());
-    return all;
-  }
-  void clear_outputs() {
-    for (BatchFixture* batch : {&mixed_, &decodes_}) std::ranges::fill(batch->out_memory, testing::kUnwritten);
-  }
 
  private:
-  BatchFixture decodes_, mixed_;
+  static LayerSetup layer() {
+    LayerSetup setup = small_layer();
+    setup.sinks = true;
+    return setup;
+  }
+
   EngineConfig config_;
   FlashInferOptions options_;
-  std::optional<FlashInferImpl> impl_;
-  std::unique_ptr<FlashInferMetadataBuilder> builder_;
 };
 
 void expect_clean_failures(CascadeMode cascade, bool block_tables) {
   EngineSteps engine(cascade, block_tables);
-  engine.make();
-  engine.steps();
-  EXPECT_EQ(engine.wrong_output(), "");
-  const std::vector<std::byte> expected = engine.outputs();
-  engine.drop();
-  bool same = true;
-  folio::testing::sweep_failing_allocations(
-      [&] {
-        engine.make();
-        engine.steps();
-      },
-      [&] {
-        if (engine.made()) {
-          engine.clear_outputs();
-          engine.steps();
-          same = same && engine.outputs() == expected;
-        }
-        engine.drop();
-      });
-  EXPECT_TRUE(same) << "a builder whose step failed plans the next one otherwise";
+  testing::expect_clean_failures(engine);
 }
 
 TEST(FlashInferAllocationFailure, StepsWithAGivenPrefix) {

@@ -71,12 +71,8 @@ folio_status folio_create_flash_attn_builder(const folio_context* context, const
                                              folio_flash_attn_builder** builder) noexcept {
   return guarded([&] {
     deref(builder, "builder") = nullptr;
-    const folio::Context& device = deref(context, "context").context;
-    const auto group = folio::capi::to_layers<FlashAttentionImpl>(layers, names, num_layers);
-    FlashAttentionMetadataBuilder made(device, folio::capi::to_spec(spec), group, folio::capi::to_engine(config),
-                                       to_options(options));
-    std::string name = made.kernel_name();
-    *builder = new folio_flash_attn_builder{std::move(made), std::move(name)};
+    *builder = folio::capi::make_builder<folio_flash_attn_builder, FlashAttentionMetadataBuilder, FlashAttentionImpl>(
+        context, spec, layers, names, num_layers, config, [&] { return to_options(options); });
   });
 }
 
@@ -139,14 +135,7 @@ folio_status folio_flash_attn_write(const folio_flash_attn_layer* layer, const f
 
 folio_status folio_flash_attn_forward(const folio_flash_attn_layer* layer, const folio_flash_attn_metadata* metadata,
                                       const folio_forward_args* args, void* stream) noexcept {
-  return guarded([&] {
-    deref(layer, "layer");
-    const folio::capi::ForwardArgs given = folio::capi::to_forward_args(args);
-    folio::core::require(metadata == nullptr || metadata->step.has_value(), kNoStep);
-    layer->impl.forward(given.scales, given.query, given.key, given.value, given.kv_cache,
-                        metadata == nullptr ? nullptr : &*metadata->step, given.output, given.quantization,
-                        Stream{stream});
-  });
+  return guarded([&] { folio::capi::forward(layer, metadata, args, stream, kNoStep); });
 }
 
 folio_status folio_flash_attn_kv_cache(void* data, int64_t num_pages, const folio_attention_spec* spec,

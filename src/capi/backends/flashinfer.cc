@@ -70,12 +70,8 @@ folio_status folio_create_flashinfer_builder(const folio_context* context, const
                                              folio_flashinfer_builder** builder) noexcept {
   return guarded([&] {
     deref(builder, "builder") = nullptr;
-    const folio::Context& device = deref(context, "context").context;
-    const auto group = folio::capi::to_layers<FlashInferImpl>(layers, names, num_layers);
-    FlashInferMetadataBuilder made(device, folio::capi::to_spec(spec), group, folio::capi::to_engine(config),
-                                   to_options(options));
-    std::string name = made.kernel_name();
-    *builder = new folio_flashinfer_builder{std::move(made), std::move(name)};
+    *builder = folio::capi::make_builder<folio_flashinfer_builder, FlashInferMetadataBuilder, FlashInferImpl>(
+        context, spec, layers, names, num_layers, config, [&] { return to_options(options); });
   });
 }
 
@@ -129,13 +125,7 @@ folio_status folio_flashinfer_build(folio_flashinfer_builder* builder, int32_t c
 folio_status folio_flashinfer_forward(const folio_flashinfer_layer* layer, const folio_flashinfer_metadata* metadata,
                                       const folio_forward_args* args, void* stream) noexcept {
   return guarded([&] {
-    deref(layer, "layer");
-    const folio::capi::ForwardArgs given = folio::capi::to_forward_args(args);
-    folio::core::require(metadata == nullptr || metadata->step.has_value(),
-                         "metadata holds no step; folio_flashinfer_build fills it");
-    layer->impl.forward(given.scales, given.query, given.key, given.value, given.kv_cache,
-                        metadata == nullptr ? nullptr : &*metadata->step, given.output, given.quantization,
-                        Stream{stream});
+    folio::capi::forward(layer, metadata, args, stream, "metadata holds no step; folio_flashinfer_build fills it");
   });
 }
 

@@ -3,6 +3,7 @@
 #include <bit>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "capi/common/handles.hpp"
@@ -84,6 +85,30 @@ std::vector<backends::AttentionLayer<Impl>> to_layers(const Handle* const* layer
     converted.push_back({name != nullptr ? std::string(name) : std::to_string(number), &layer->impl});
   }
   return converted;
+}
+
+/// A builder's handle: with its kernel's name.
+template <typename Handle, typename Builder, typename Impl, typename LayerHandle, typename Options>
+Handle* make_builder(const folio_context* context, const folio_attention_spec* spec, const LayerHandle* const* layers,
+                     const char* const* names, int32_t num_layers, const folio_engine_config* config,
+                     const Options& to_options) {
+  const Context& device = deref(context, "context").context;
+  const auto group = to_layers<Impl>(layers, names, num_layers);
+  Builder made(device, to_spec(spec), group, to_engine(config), to_options());
+  std::string name = made.kernel_name();
+  return new Handle{std::move(made), std::move(name)};
+}
+
+/// `no_step` is what is said of metadata that nothing has filled.
+template <typename LayerHandle, typename MetadataHandle>
+void forward(const LayerHandle* layer, const MetadataHandle* metadata, const folio_forward_args* args, void* stream,
+             const char* no_step) {
+  deref(layer, "layer");
+  const ForwardArgs given = to_forward_args(args);
+  core::require(metadata == nullptr || metadata->step.has_value(), no_step);
+  layer->impl.forward(given.scales, given.query, given.key, given.value, given.kv_cache,
+                      metadata == nullptr ? nullptr : &*metadata->step, given.output, given.quantization,
+                      Stream{stream});
 }
 
 /// A layer's cache over packed memory, by the backend's own shape.

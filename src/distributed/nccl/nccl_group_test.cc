@@ -16,10 +16,14 @@
 #include "distributed/nccl/nccl_library.hpp"
 #include "folio/distributed/thread_group.hpp"
 #include "folio/types/error.hpp"
+#include "platform/cuda/captured_graph_test_util.hpp"
 
 namespace folio::distributed {
 namespace {
 
+using cuda_test::CapturedGraph;
+using cuda_test::check;
+using cuda_test::TestStream;
 using std::chrono::milliseconds;
 using ::testing::AllOf;
 using ::testing::Each;
@@ -37,10 +41,6 @@ const char* const kLibrary = "";
 constexpr milliseconds kLong = std::chrono::seconds(100);
 constexpr milliseconds kShort{300};
 
-void check(cudaError_t status) {
-  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
-}
-
 int gpus() {
   int count = 0;
   return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
@@ -52,19 +52,15 @@ int gpus() {
 /// One rank's stream and memory.
 class Gpu {
  public:
-  explicit Gpu(int device) : device_(device) {
-    check(cudaSetDevice(device));
-    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-  }
+  explicit Gpu(int device) : device_(set_device(device)) {}
   ~Gpu() {
     static_cast<void>(cudaSetDevice(device_));
     for (float* const data : all_) static_cast<void>(cudaFree(data));
-    static_cast<void>(cudaStreamDestroy(stream_));
   }
   Gpu(const Gpu&) = delete;
   Gpu& operator=(const Gpu&) = delete;
-  Stream stream() const { return {stream_}; }
-  cudaStream_t native() const { return stream_; }
+  const TestStream& queue() const { return stream_; }
+  Stream stream() const { return stream_.get(); }
   float* array(size_t count) {
     void* data = nullptr;
     check(cudaMalloc(&data, std::max<size_t>(count, 1) * sizeof(float)));
@@ -77,41 +73,28 @@ class Gpu {
     return data;
   }
   void set(float* data, const std::vector<float>& values) {
-    check(cudaMemcpyAsync(data, values.data(), values.size() * sizeof(float), cudaMemcpyHostToDevice, stream_));
+    check(
+        cudaMemcpyAsync(data, values.data(), values.size() * sizeof(float), cudaMemcpyHostToDevice, stream_.native()));
     wait();
   }
   std::vector<float> get(const float* data, size_t count) {
     wait();
     std::vector<float> values(count);
-    check(cudaMemcpyAsync(values.data(), data, count * sizeof(float), cudaMemcpyDeviceToHost, stream_));
+    check(cudaMemcpyAsync(values.data(), data, count * sizeof(float), cudaMemcpyDeviceToHost, stream_.native()));
     wait();
     return values;
   }
-  void wait() const { check(cudaStreamSynchronize(stream_)); }
+  void wait() const { stream_.wait(); }
 
  private:
-  int device_;
-  cudaStream_t stream_ = nullptr;
-  std::vector<float*> all_;
-};
-
-class Captured {
- public:
-  Captured(const Gpu& gpu, const std::function<void()>& enqueue) {
-    check(cudaStreamBeginCapture(gpu.native(), cudaStreamCaptureModeThreadLocal));
-    enqueue();
-    cudaGraph_t graph = nullptr;
-    check(cudaStreamEndCapture(gpu.native(), &graph));
-    check(cudaGraphInstantiate(&executable_, graph, 0));
-    check(cudaGraphDestroy(graph));
+  static int set_device(int device) {
+    check(cudaSetDevice(device));
+    return device;
   }
-  ~Captured() { static_cast<void>(cudaGraphExecDestroy(executable_)); }
-  Captured(const Captured&) = delete;
-  Captured& operator=(const Captured&) = delete;
-  void launch(const Gpu& gpu) const { check(cudaGraphLaunch(executable_, gpu.native())); }
 
- private:
-  cudaGraphExec_t executable_ = nullptr;
+  int device_;
+  TestStream stream_;  ///< of the device: made behind it
+  std::vector<float*> all_;
 };
 
 struct Rank {
@@ -276,8 +259,8 @@ TEST_P(NcclGroups, NcclsOwnSumsWherePermitted) {
         const std::vector<float> part = at.gpu.get(recv, 10);
         for (size_t i = 0; i < 10; ++i) EXPECT_EQ(part[i], sum(static_cast<size_t>(at.group.rank()) * 10 + i));
         // No scratch is needed, so a capture may hold any size.
-        const Captured graph(at.gpu, [&] { at.group.all_reduce_sum(data, mine.size(), at.gpu.stream()); });
-        graph.launch(at.gpu);
+        const CapturedGraph graph(at.gpu.queue(), [&] { at.group.all_reduce_sum(data, mine.size(), at.gpu.stream()); });
+        graph.launch(at.gpu.queue());
         const std::vector<float> all = at.gpu.get(data, mine.size());
         for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i], sum(i));
       },
@@ -303,7 +286,7 @@ TEST_P(NcclGroups, GraphsHoldOperations) {
         float* const gathered = at.gpu.array(all);
         float* const exchanged = at.gpu.array(all);
         float* const data = at.gpu.array(kCount);
-        const Captured graph(at.gpu, [&] {
+        const CapturedGraph graph(at.gpu.queue(), [&] {
           at.group.all_gather(send, gathered, kCount * sizeof(float), at.gpu.stream());
           at.group.all_to_all(gathered, exchanged, kCount * sizeof(float), at.gpu.stream());
           at.group.barrier(at.gpu.stream());
@@ -312,7 +295,7 @@ TEST_P(NcclGroups, GraphsHoldOperations) {
         for (int32_t replay = 0; replay < 3; ++replay) {
           at.gpu.set(send, std::vector<float>(all, static_cast<float>(100 * replay + rank)));
           at.gpu.set(data, values(rank, kCount));
-          graph.launch(at.gpu);
+          graph.launch(at.gpu.queue());
           at.group.watch(at.gpu.stream());
           const std::vector<float> from_all = at.gpu.get(gathered, all), mine = at.gpu.get(exchanged, all);
           for (size_t i = 0; i < all; ++i) {
@@ -335,12 +318,12 @@ TEST(NcclGroup, ACaptureGetsNoNewScratch) {
   NEEDS_GPUS(2);
   const auto errors = run_gpus(2, [](const Rank& at) {
     float* const data = at.gpu.array(values(at.group.rank(), 5000));
-    const Captured refused(at.gpu, [&] {
+    const CapturedGraph refused(at.gpu.queue(), [&] {
       expect_error(ErrorCode::kInvalidArgument, "all_reduce_sum needs 20480 bytes of scratch, the group has 0",
                    [&] { at.group.all_reduce_sum(data, 5000, at.gpu.stream()); });
     });
     at.group.all_reduce_sum(data, 5000, at.gpu.stream());  // makes it
-    const Captured taken(at.gpu, [&] { at.group.all_reduce_sum(data, 5000, at.gpu.stream()); });
+    const CapturedGraph taken(at.gpu.queue(), [&] { at.group.all_reduce_sum(data, 5000, at.gpu.stream()); });
     at.gpu.wait();
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
@@ -447,11 +430,11 @@ TEST(NcclGroup, TimesOutInAReplayUnderWatch) {
       [](const Rank& at) {
         float* const data = at.gpu.array(values(0, 4));
         float* const all = at.gpu.array(8);
-        const Captured graph(at.gpu, [&] { at.group.all_gather(data, all, 16, at.gpu.stream()); });
-        graph.launch(at.gpu);
+        const CapturedGraph graph(at.gpu.queue(), [&] { at.group.all_gather(data, all, 16, at.gpu.stream()); });
+        graph.launch(at.gpu.queue());
         at.gpu.wait();
         if (at.group.rank() == 1) return;
-        graph.launch(at.gpu);
+        graph.launch(at.gpu.queue());
         at.group.watch(at.gpu.stream());
         at.gpu.wait();
         at.group.check();
@@ -648,7 +631,7 @@ TEST(NcclGroup, UsesAnEnginesCommunicatorAndLeavesIt) {
         float* const data = at.gpu.array(8);
         at.group.all_gather(data, data, 4, at.gpu.stream());
         std::this_thread::sleep_for(2 * kShort);
-        EXPECT_EQ(cudaStreamQuery(at.gpu.native()), cudaErrorNotReady);  // reported, not aborted
+        EXPECT_EQ(cudaStreamQuery(at.gpu.queue().native()), cudaErrorNotReady);  // reported, not aborted
         static_cast<void>(cudaGetLastError());
         EXPECT_THROW(at.group.check(), Error);
         engines[0]->abort();  // as the engine's watchdog does

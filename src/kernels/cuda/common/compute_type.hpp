@@ -7,7 +7,7 @@
 #include "folio/types/kv_cache.hpp"
 #include "kernels/cuda/attention_kernel.hpp"
 
-/// The element types of MMAs, of keys and values in shared memory, and refusals of formats.
+/// The element types of MMAs, of keys and values in shared memory, and refusals of types and formats.
 namespace folio::inline v0::kernels::cuda {
 
 /// Empty, or why a kernel that takes strided caches alone does not take this format.
@@ -35,6 +35,22 @@ constexpr DType compute_type(DType q, DType kv, DType ragged_kv) {
     type = input;
   }
   return type == DType::kUnset ? DType::kBFloat16 : type;
+}
+
+/// Empty, or why `kernel`, whose MMAs are of 16-bit types, does not take the inputs; the output; rotary embeddings.
+inline std::string refuse_inputs(const AttentionConfig& config, const char* kernel) {
+  if (compute_type(config.q, config.kv, config.ragged_kv) != DType::kUnset) return {};
+  return core::message("q is ", config.q, ", kv ", config.kv, ", ragged_kv ", config.ragged_kv, "; ", kernel,
+                       " takes fp8 and one of float16 and bfloat16");
+}
+inline std::string refuse_output(const AttentionConfig& config, const char* kernel) {
+  if (is_16_bit(config.out) || is_fp8(config.out) || config.out == DType::kFloat32) return {};
+  return core::message("out is ", config.out, "; ", kernel, " writes float16, bfloat16, float32 and fp8");
+}
+inline std::string refuse_rotary_embedding(const AttentionConfig& config, const char* kernel) {
+  if (!config.features.has(Feature::kRopeLlama)) return {};
+  return core::message("Feature::kRopeLlama is asked for; ", kernel,
+                       " applies no rotary embedding: rotate q and K before the call");
 }
 
 /// The fp8 type of all keys and values; kUnset where segments differ. Above kRunToRun it is kUnset, too: a request's

@@ -10,6 +10,8 @@
 namespace folio::inline v0::kernels::cuda::sm90::decode {
 namespace {
 
+constexpr const char* kName = "cuda-sm90-decode";
+
 struct Instantiation {
   DType type;
   int32_t dim_qk;
@@ -35,19 +37,10 @@ std::string refusal(const AttentionConfig& config) {
     return core::message("head_dim_qk is ", config.head_dim_qk, ", head_dim_v ", config.head_dim_v,
                          "; cuda-sm90-decode takes 64/64, 96/96, 128/128, 192/128 and 256/256");
   }
-  if (compute_type(config.q, config.kv, config.ragged_kv) == DType::kUnset) {
-    return core::message("q is ", config.q, ", kv ", config.kv, ", ragged_kv ", config.ragged_kv,
-                         "; cuda-sm90-decode takes fp8 and one of float16 and bfloat16");
-  }
-  if (!is_16_bit(config.out) && !is_fp8(config.out) && config.out != DType::kFloat32) {
-    return core::message("out is ", config.out, "; cuda-sm90-decode writes float16, bfloat16, float32 and fp8");
-  }
+  if (std::string why = refuse_inputs(config, kName); !why.empty()) return why;
+  if (std::string why = refuse_output(config, kName); !why.empty()) return why;
   if (std::string why = refuse_unless_strided(config.kv_format); !why.empty()) return why;
-  if (config.features.has(Feature::kRopeLlama)) {
-    return "Feature::kRopeLlama is asked for; cuda-sm90-decode applies no rotary embedding: rotate q and K before the "
-           "call";
-  }
-  return {};
+  return refuse_rotary_embedding(config, kName);
 }
 
 scheduler::TileShape tile(const AttentionConfig& config) {
@@ -128,7 +121,7 @@ void set_copies(DecodeParams& params, const HeadDims& dims) {
   }
 }
 
-const AttentionKernel kSm90DecodeKernel{.name = "cuda-sm90-decode",
+const AttentionKernel kSm90DecodeKernel{.name = kName,
                                         .min_compute_capability = 90,
                                         .max_compute_capability = 90,
                                         .refusal = refusal,

@@ -13,6 +13,8 @@
 namespace folio::inline v0::kernels::cuda::sm90::mla {
 namespace {
 
+constexpr const char* kName = "cuda-sm90-mla";
+
 /// Whether values are their keys' first components.
 bool is_v_in_k(const SegmentParams& segment, int32_t num_heads) {
   return segment.k == segment.v && segment.k_strides.page == segment.v_strides.page &&
@@ -84,25 +86,16 @@ std::string refusal(const AttentionConfig& config) {
     return core::message("head_dim_qk is ", config.head_dim_qk, ", head_dim_v ", config.head_dim_v,
                          "; cuda-sm90-mla takes 576/512 and 512/512");
   }
-  if (compute_type(config.q, config.kv, config.ragged_kv) == DType::kUnset) {
-    return core::message("q is ", config.q, ", kv ", config.kv, ", ragged_kv ", config.ragged_kv,
-                         "; cuda-sm90-mla takes fp8 and one of float16 and bfloat16");
-  }
+  if (std::string why = refuse_inputs(config, kName); !why.empty()) return why;
   if (config.kv_format == KvFormat::kFp8DsMla &&
       compute_type(config.q, config.kv, config.ragged_kv) != DType::kBFloat16) {
     return core::message(
         "q is ", config.q, ", ragged_kv ", config.ragged_kv,
         " with fp8_ds_mla, whose RoPE part is bfloat16; cuda-sm90-mla takes bfloat16 and fp8 beside it");
   }
-  if (!is_16_bit(config.out) && !is_fp8(config.out) && config.out != DType::kFloat32) {
-    return core::message("out is ", config.out, "; cuda-sm90-mla writes float16, bfloat16, float32 and fp8");
-  }
+  if (std::string why = refuse_output(config, kName); !why.empty()) return why;
   if (std::string why = refuse_unless_strided_or_ds_mla(config.kv_format); !why.empty()) return why;
-  if (config.features.has(Feature::kRopeLlama)) {
-    return "Feature::kRopeLlama is asked for; cuda-sm90-mla applies no rotary embedding: rotate q and K before the "
-           "call";
-  }
-  return {};
+  return refuse_rotary_embedding(config, kName);
 }
 
 scheduler::TileShape tile(const AttentionConfig&) {
@@ -244,7 +237,7 @@ MlaParams make_params(const AttentionParams& attention, DType mma_dtype) {
   return params;
 }
 
-const AttentionKernel kSm90MlaKernel{.name = "cuda-sm90-mla",
+const AttentionKernel kSm90MlaKernel{.name = kName,
                                      .min_compute_capability = 90,
                                      .max_compute_capability = 90,
                                      .refusal = refusal,

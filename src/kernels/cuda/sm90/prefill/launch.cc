@@ -11,6 +11,8 @@
 namespace folio::inline v0::kernels::cuda::sm90::prefill {
 namespace {
 
+constexpr const char* kName = "cuda-sm90-prefill";
+
 // Tensor maps.
 
 /// From page to page in steps of kAtomRows tokens; 0 where that is no whole number.
@@ -141,19 +143,10 @@ std::string refusal(const AttentionConfig& config) {
     return core::message("head_dim_qk is ", config.head_dim_qk, ", head_dim_v ", config.head_dim_v,
                          "; cuda-sm90-prefill takes 64/64, 96/96, 128/128, 192/128 and 256/256");
   }
-  if (compute_type(config.q, config.kv, config.ragged_kv) == DType::kUnset) {
-    return core::message("q is ", config.q, ", kv ", config.kv, ", ragged_kv ", config.ragged_kv,
-                         "; cuda-sm90-prefill takes fp8 and one of float16 and bfloat16");
-  }
-  if (!is_16_bit(config.out) && !is_fp8(config.out) && config.out != DType::kFloat32) {
-    return core::message("out is ", config.out, "; cuda-sm90-prefill writes float16, bfloat16, float32 and fp8");
-  }
+  if (std::string why = refuse_inputs(config, kName); !why.empty()) return why;
+  if (std::string why = refuse_output(config, kName); !why.empty()) return why;
   if (std::string why = refuse_unless_strided(config.kv_format); !why.empty()) return why;
-  if (config.features.has(Feature::kRopeLlama)) {
-    return "Feature::kRopeLlama is asked for; cuda-sm90-prefill applies no rotary embedding: rotate q and K before the "
-           "call";
-  }
-  return {};
+  return refuse_rotary_embedding(config, kName);
 }
 
 scheduler::TileShape tile(const AttentionConfig& config) {
@@ -217,7 +210,7 @@ PassCost pass_cost(const AttentionConfig& config) {
 
 }  // namespace
 
-const AttentionKernel kSm90PrefillKernel{.name = "cuda-sm90-prefill",
+const AttentionKernel kSm90PrefillKernel{.name = kName,
                                          .min_compute_capability = 90,
                                          .max_compute_capability = 90,
                                          .refusal = refusal,
