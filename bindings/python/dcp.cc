@@ -229,7 +229,7 @@ void bind_dcp_attention(nb::module_& m) {
        "ranks run different batches; Error with STALE_PLAN, WORKSPACE_TOO_SMALL, and UNAVAILABLE where the group "
        "fails."})
       .def(
-          "start", &run_ranks<DcpKind, &distributed::DcpAttention::start>, nb::arg("plan"), nb::arg("args"),
+          "start", &run_layer<DcpKind, &distributed::DcpAttention::start>, nb::arg("plan"), nb::arg("args"),
           nb::arg("workspace"), nb::arg("stream") = nb::none(),
           "run in two steps: on a GPU what is enqueued on the stream between start and finish runs beside the exchange "
           "of partial results. One layer at a time; workspace and arrays stay as they are until finish.")

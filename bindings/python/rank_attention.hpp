@@ -66,7 +66,7 @@ RankPlan<Kind> plan_ranks(const std::shared_ptr<RankAttention<Kind>>& self, cons
 
 /// `kLayer`: Attention's run, or another function that takes the same.
 template <typename Kind, auto kLayer = &Kind::Attention::run>
-void run_ranks(const std::shared_ptr<RankAttention<Kind>>& self, const RankPlan<Kind>& made,
+void run_layer(const std::shared_ptr<RankAttention<Kind>>& self, const RankPlan<Kind>& made,
                const typename Kind::Arguments& given, const Scratch& workspace, nb::handle stream) {
   if (made.attention != self) refuse(std::string("plan is of another ") + Kind::kName);
   const typename Kind::Config& config = self->attention.config();
@@ -132,7 +132,7 @@ nb::class_<RankAttention<Kind>> bind_rank_attention(nb::module_& m, const RankAt
            "Plans one step. Raises InvalidArgument with the request's number. On a GPU collective: ranks compare their "
            "batches, and all raise where one differs or raises.")
       .def("workspace_size", &workspace_size<Kind>, nb::arg("plan") = nb::none(), docs.workspace_size)
-      .def("run", &run_ranks<Kind>, nb::arg("plan"), nb::arg("args"), nb::arg("workspace"),
+      .def("run", &run_layer<Kind>, nb::arg("plan"), nb::arg("args"), nb::arg("workspace"),
            nb::arg("stream") = nb::none(), docs.run)
       .def_prop_ro(
           "config", [](const Ranks& self) { return typename Kind::Config(self.attention.config()); },

@@ -99,9 +99,9 @@ void fill_row_as_stored(uint64_t row_key, DType stored, float scale, int32_t dim
   if (stored == DType::kInt8) scale = int8_scale(dim, row);
   if (!is_fp8(stored) && stored != DType::kInt8) return;
   for (int32_t i = 0; i < dim; ++i) {
-    uint8_t code = 0;
-    store_from_float(&code, stored, 0, row[i] / scale);
-    row[i] = load_as_float(&code, stored, 0) * scale;
+    uint8_t code[sizeof(float)] = {};  // of the first byte; gcc cannot see that wider types do not come here
+    store_from_float(code, stored, 0, row[i] / scale);
+    row[i] = load_as_float(code, stored, 0) * scale;
   }
 }
 
