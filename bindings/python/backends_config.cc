@@ -25,7 +25,9 @@ void bind_backends_config(nb::module_& m) {
       field("dcp_replicated_queries", &bk::ParallelConfig::dcp_replicated_queries,
             "Every rank is given the queries of all ranks' heads; layers have a dcp_query_ranks of as many."),
       field("dcp_all_heads_out", &bk::ParallelConfig::dcp_all_heads_out,
-            "Outputs have the heads of all ranks. Needs dcp_replicated_queries and 'ag_rs'."))
+            "Outputs have the heads of all ranks. Needs dcp_replicated_queries and 'ag_rs'."),
+      optional_dtype("dcp_partial_dtype", &bk::ParallelConfig::dcp_partial_dtype,
+                     "What partial results travel in: None, float32, or a layer's 16-bit output dtype."))
       .bind(m);
   fields_of<bk::ModelConfig>(
       "ModelConfig", "The model, whole.",

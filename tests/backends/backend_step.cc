@@ -28,6 +28,7 @@ EngineConfig engine_config(const DcpSetup& setup, distributed::ProcessGroup& gro
   engine.parallel.dcp_group = &group;
   engine.parallel.dcp_replicated_queries = setup.replicated_queries;
   engine.parallel.dcp_all_heads_out = setup.all_heads_out;
+  engine.parallel.dcp_partial_dtype = setup.partial;
   engine.determinism = setup.determinism;
   return engine;
 }

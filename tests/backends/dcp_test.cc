@@ -52,6 +52,22 @@ TEST_P(DcpBackends, FeaturesAndCaches) {
   }
 }
 
+TEST_P(DcpBackends, SixteenBitPartialResults) {
+  const auto [kind, world, interleave] = GetParam();
+  for (const auto combine : {distributed::DcpCombine::kAllGatherReduceScatter, distributed::DcpCombine::kAllToAll}) {
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+      DcpSetup setup;
+      setup.name = "16-bit partial results";
+      setup.world = world;
+      setup.interleave = interleave;
+      setup.combine = combine;
+      setup.requests = {{70, 1}, {65, 1}, {131, 17}};
+      setup.model = setup.cache = setup.partial = dtype;
+      expect_right(setup, kind);
+    }
+  }
+}
+
 std::string division_name(const ::testing::TestParamInfo<Division>& test) {
   return core::message(std::get<0>(test.param) == BackendKind::kFlashInfer ? "FlashInfer" : "FlashAttention", "_W",
                        std::get<1>(test.param), "I", std::get<2>(test.param));
@@ -111,6 +127,8 @@ TEST(DcpBackendConfigurations, RefuseWhatContradictsTheGroup) {
     c.parallel.dcp_all_heads_out = c.parallel.dcp_replicated_queries = true;
     c.parallel.dcp_comm_backend = "a2a";
   });
+  refused("partial_dtype is float16 and out float32",
+          [](EngineConfig& c, auto&) { c.parallel.dcp_partial_dtype = DType::kFloat16; });
   refused("layer layer has a dcp_query_ranks of 1; with 2 ranks and dcp_replicated_queries true it is 2",
           [](EngineConfig& c, auto&) { c.parallel.dcp_replicated_queries = true; });
   refused("'ag_rs' and 'a2a' are offered", [](EngineConfig& c, auto&) { c.parallel.dcp_comm_backend = "ring"; });

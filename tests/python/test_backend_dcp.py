@@ -219,6 +219,8 @@ def test_what_contradicts_the_group_is_refused():
         ("the configuration's is rank 0 of 2", lambda: make_builder(problem, 0, groups[1])),
         ("dcp_query_ranks of 1", lambda: make_builder(problem, 0, groups[0], dcp_replicated_queries=True)),
         ("dcp_all_heads_out is set", lambda: make_builder(problem, 0, groups[0], dcp_all_heads_out=True)),
+        ("partial_dtype is float16 and out float32",
+         lambda: make_builder(problem, 0, groups[0], dcp_partial_dtype="float16")),
         ("dcp_group is given, but", lambda: make_builder(Problem(1, 1, MIXED), 0, groups[0])),
     ]:
         with pytest.raises(folio.InvalidArgument, match=text):

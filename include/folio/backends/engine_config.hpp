@@ -51,6 +51,8 @@ struct ParallelConfig {
   /// Outputs have the heads of all ranks on every rank, rank 0's first, rather than its own. Needs
   /// dcp_replicated_queries and "ag_rs".
   bool dcp_all_heads_out = false;
+  /// What partial results travel in, as DcpConfig::partial_dtype: float32, or a layer's 16-bit output dtype.
+  DType dcp_partial_dtype = DType::kUnset;
 };
 
 struct ModelConfig {

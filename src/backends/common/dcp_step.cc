@@ -73,6 +73,7 @@ DcpStepPlans::DcpStepPlans(const Context& context, const EngineConfig& config, s
   dcp.combine = distributed::dcp_combine_from_name(parallel.dcp_comm_backend, parallel.decode_context_parallel_size);
   dcp.replicated_queries = parallel.dcp_replicated_queries;
   dcp.all_heads_out = parallel.dcp_all_heads_out;
+  dcp.partial_dtype = parallel.dcp_partial_dtype;
   dcp.force_kernel = options.force_kernel;
   dcp.max_kv_splits = options.max_kv_splits;
   dcp.bounds = options.bounds;
