@@ -85,7 +85,6 @@ TEST(DcpAttention, RefusesConfigurations) {
     expect_error(code, text, [&] { DcpAttention(context(), *groups[0], config); });
   };
   refused(ErrorCode::kInvalidArgument, "interleave is 0", [](DcpConfig& c) { c.interleave = 0; });
-  refused(ErrorCode::kInvalidArgument, "does not divide the page size (32)", [](DcpConfig& c) { c.interleave = 3; });
   refused(ErrorCode::kUnsupported, "kCausal and kNone", [](DcpConfig& c) { c.attention.mask = MaskKind::kCustom; });
   refused(ErrorCode::kUnsupported, "kRopeLlama",
           [](DcpConfig& c) { c.attention.features = Features(Feature::kRopeLlama); });
