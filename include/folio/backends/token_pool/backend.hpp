@@ -136,9 +136,10 @@ class FOLIO_API TokenPoolBackend {
   void init_forward_metadata(const ForwardBatch& batch, Stream stream = {});
 
   /// A layer's attention over the present step. q is [tokens, num_heads, head_dim] or [tokens, num_heads * head_dim], k
-  /// and v likewise with KV heads, out with v_head_dim; q and out have all ranks' heads where the configuration says so. k and v without data: read the cache only (a layer that shares
-  /// another's). save_kv_cache false: k and v are in the cache already, or belong to an encoder-only layer. Everything
-  /// is checked before anything is written. Allocates nothing once warm.
+  /// and v likewise with KV heads, out with v_head_dim; q and out have all ranks' heads where the configuration says
+  /// so. k and v without data: read the cache only (a layer that shares another's). save_kv_cache false: k and v are in
+  /// the cache already, or belong to an encoder-only layer. Everything is checked before anything is written. Allocates
+  /// nothing once warm.
   void forward_extend(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v,
                       const RadixAttention& layer, const ForwardBatch& batch, const TensorView& out,
                       bool save_kv_cache = true, Stream stream = {});
