@@ -503,7 +503,7 @@ void bind_backend(nb::module_& m) {
             const std::lock_guard<std::mutex> lock(self.mutex);
             self.backend.check_plans();
           },
-          "Raises what kernels of earlier steps have reported, once; waits for nothing. Never anything on a CPU.")
+          "Raises what kernels of earlier steps have reported, once, or that the group has failed; waits for nothing.")
       .def_prop_ro(
           "forward_metadata", &forward_metadata,
           "The present step, None before the first: a dict with decode_wrappers, or with prefill_wrappers, use_ragged "

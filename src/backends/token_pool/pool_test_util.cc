@@ -346,11 +346,15 @@ std::string PoolFixture::wrong_step(const RadixAttention& layer) {
   return wrong;
 }
 
-void run_ranks(int32_t world, const std::function<void(distributed::ProcessGroup& group)>& body) {
+distributed::ThreadGroupOptions group_options() {
   distributed::ThreadGroupOptions options;
   options.timeout = std::chrono::seconds(60);
   if (folio::testing::on_gpu()) options.context = folio::testing::device_context();
-  distributed::run_ranks(world, body, options);
+  return options;
+}
+
+void run_ranks(int32_t world, const std::function<void(distributed::ProcessGroup& group)>& body) {
+  distributed::run_ranks(world, body, group_options());
 }
 
 ForwardBatch OwnBatch::copy(const ForwardBatch& padded) {

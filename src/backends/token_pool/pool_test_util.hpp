@@ -121,7 +121,9 @@ class PoolFixture {
   std::vector<History> history_, encoder_history_;
 };
 
-/// distributed::run_ranks over this run's device.
+/// Of threads over this run's device.
+distributed::ThreadGroupOptions group_options();
+/// distributed::run_ranks with them.
 void run_ranks(int32_t world, const std::function<void(distributed::ProcessGroup& group)>& body);
 
 /// Batches that GraphInputs has padded, in the test's own memory: a GPU need not reach what the library allocates.

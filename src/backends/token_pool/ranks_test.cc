@@ -2,8 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "backends/token_pool/pool_test_util.hpp"
@@ -62,18 +65,16 @@ class TokenPoolRanks : public ::testing::TestWithParam<Division> {
 };
 
 TEST_P(TokenPoolRanks, GiveAttention) {
-  for (const int32_t page_size : {1, 16}) {
-    for (const int32_t num_heads : {4, 2}) {
-      PoolSetup setup;
-      setup.num_heads = num_heads;
-      setup.page_size = page_size;
-      SCOPED_TRACE("pages of " + std::to_string(page_size) + ", heads " + std::to_string(num_heads));
-      expect_attention(setup, kDividedDecodes);
-      expect_attention(setup, kDividedChains);
-      for (const ExtendPath path : {ExtendPath::kPaged, ExtendPath::kRagged}) {
-        setup.extend_path = path;
-        expect_attention(setup, kDividedExtends);
-      }
+  for (const auto& [page_size, num_heads] : {std::pair(1, 4), {16, 4}, {1, 2}}) {
+    PoolSetup setup;
+    setup.num_heads = num_heads;
+    setup.page_size = page_size;
+    SCOPED_TRACE("pages of " + std::to_string(page_size) + ", heads " + std::to_string(num_heads));
+    expect_attention(setup, kDividedDecodes);
+    expect_attention(setup, kDividedChains);
+    for (const ExtendPath path : {ExtendPath::kPaged, ExtendPath::kRagged}) {
+      setup.extend_path = path;
+      expect_attention(setup, kDividedExtends);
     }
   }
 }
@@ -231,7 +232,7 @@ INSTANTIATE_TEST_SUITE_P(Divisions, TokenPoolRanks,
 /// What one rank's fixture and backend say alone: nothing here is collective.
 struct OneOfTwo {
   explicit OneOfTwo(int32_t rank, const PoolLengths& lengths, PoolSetup setup = {})
-      : groups(distributed::make_thread_groups(2)),
+      : groups(distributed::make_thread_groups(2, testing::group_options())),
         fixture(with_group(setup, *groups[static_cast<size_t>(rank)]), lengths) {}
   static PoolSetup with_group(PoolSetup setup, ProcessGroup& group) {
     setup.group = &group;

@@ -152,7 +152,8 @@ class FOLIO_API TokenPoolBackend {
                Stream stream = {});
 
   /// Throws what kernels of earlier steps have reported, as far as they have run: kInvalidArgument naming the request,
-  /// once. The next metadata throw it too. O(captured shapes); waits for nothing. Nothing is ever reported on a CPU.
+  /// once. The next metadata throw it too. O(captured shapes); waits for nothing. On a CPU only that the ranks' group
+  /// has failed.
   void check_plans();
 
   /// None before the first step, and after one that was refused.
