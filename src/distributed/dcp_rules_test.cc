@@ -121,12 +121,12 @@ TEST(DcpAttention, BoundsRefuseLargerBatchesAndOtherRanksBounds) {
     other.bounds->max_kv_len += group.rank();
     expect_error(ErrorCode::kInvalidArgument, "of the group has another configuration than rank",
                  [&] { DcpAttention(context(), group, other); });
-    if (group.rank() == 1) other.interleave = 3;
+    if (group.rank() == 1) other.interleave = 0;
     expect_error(ErrorCode::kInvalidArgument,
-                 group.rank() == 1 ? "interleave is 3" : "rank 1 of the group could not prepare",
+                 group.rank() == 1 ? "interleave is 0" : "rank 1 of the group could not prepare",
                  [&] { DcpAttention(context(), group, other); });
     other.bounds->max_shared_levels = 1;
-    expect_error(ErrorCode::kInvalidArgument, group.rank() == 1 ? "interleave is 3" : "bounds.max_shared_levels is 1",
+    expect_error(ErrorCode::kInvalidArgument, group.rank() == 1 ? "interleave is 0" : "bounds.max_shared_levels is 1",
                  [&] { DcpAttention(context(), group, other); });
   });
 }
@@ -309,13 +309,13 @@ TEST(DcpAttention, ADefaultScaleIsAsGoodAsItsValue) {
 }
 
 TEST(DcpAttention, ARankThatCannotRunEndsTheOthers) {
-  expect_error(ErrorCode::kInvalidArgument, "interleave is 3", [] {
+  expect_error(ErrorCode::kInvalidArgument, "interleave is 0", [] {
     run_ranks(2, [](ProcessGroup& group) {
       DcpSetup setup = small_setup();
       DcpCase whole(setup);
       if (group.rank() == 1) {
         DcpConfig config = whole.config();
-        config.interleave = 3;
+        config.interleave = 0;
         DcpAttention(context(), group, config);
       }
       whole.run(group, context());
