@@ -14,12 +14,13 @@ namespace folio::inline v0::backends::testing {
 /// A fixture's step on a GPU.
 class DeviceStep {
  public:
-  DeviceStep(PoolFixture& fixture, const Context& context)
+  DeviceStep(PoolFixture& fixture, const Context& context, Stream stream = {})
       : fixture_(fixture),
         config_(device_config()),
         pool_(device_pool()),
         batch_(device_batch()),
-        backend_(context, config_) {}
+        backend_(context, config_),
+        stream_(stream) {}
 
   TokenPoolBackend& backend() { return backend_; }
   ForwardBatch& batch() { return batch_; }
@@ -27,7 +28,7 @@ class DeviceStep {
   std::span<const T> place(const std::vector<T>& values) {
     return home_.move_in(const_cast<std::vector<T>&>(values));
   }
-  void init() { backend_.init_forward_metadata(batch_); }
+  void init() { backend_.init_forward_metadata(batch_, stream_); }
 
   /// A layer's tensors on the GPU, the output without anything in it.
   struct Tensors {
@@ -48,10 +49,13 @@ class DeviceStep {
             cross ? moved(fixture_.encoder_v, fixture_.encoder_v_memory) : moved(fixture_.v, fixture_.v_memory), out};
   }
 
+  void forward(const RadixAttention& layer, const Tensors& tensors) {
+    layer.forward(backend_, tensors.q, tensors.k, tensors.v, batch_, tensors.out, true, stream_);
+  }
+
   /// What is wrong with the output, and with the cache of a layer that writes decoder tokens.
   std::string wrong_forward(const RadixAttention& layer) {
-    const Tensors tensors = place(layer);
-    layer.forward(backend_, tensors.q, tensors.k, tensors.v, batch_, tensors.out);
+    forward(layer, place(layer));
     return wrong_results(layer);
   }
   /// The same once the layer has run.
@@ -111,6 +115,7 @@ class DeviceStep {
   KvPool pool_;
   ForwardBatch batch_;
   TokenPoolBackend backend_;
+  Stream stream_;
 };
 
 }  // namespace folio::inline v0::backends::testing

@@ -44,6 +44,17 @@ class TokenPoolRanksOnGpu : public ::testing::TestWithParam<Division> {
     setup.combine = std::get<2>(GetParam());
     return setup;
   }
+  /// A layer on every rank. What moves tensors waits for the device, hence for operations that wait for this rank: the
+  /// ranks meet before the first one is enqueued.
+  static std::string wrong_forward(EnqueuedGroup& group, const TestStream& stream, DeviceStep& step,
+                                   const RadixAttention& layer) {
+    const DeviceStep::Tensors tensors = step.place(layer);
+    group.meet();
+    step.forward(layer, tensors);
+    stream.wait();
+    group.meet();
+    return step.wrong_results(layer);
+  }
   /// On every rank body(group, its fixture).
   template <typename Body>
   static void on_ranks(const PoolSetup& setup, const PoolLengths& lengths, Body&& body) {
@@ -63,11 +74,12 @@ TEST_P(TokenPoolRanksOnGpu, GiveAttention) {
       given.window = 30;
       given.page_size = page_size;
       on_ranks(given, lengths, [&](EnqueuedGroup& group, PoolFixture& fixture) {
-        DeviceStep step(fixture, group.context());
+        const TestStream stream;
+        DeviceStep step(fixture, group.context(), stream.get());
         step.init();
         for (const RadixAttention& layer : {fixture.layer(), fixture.full_layer()}) {
-          EXPECT_EQ(step.wrong_forward(layer), "") << to_string(lengths.mode) << ", rank " << group.rank();
-          group.meet();
+          EXPECT_EQ(wrong_forward(group, stream, step, layer), "")
+              << to_string(lengths.mode) << ", rank " << group.rank();
         }
         step.backend().check_plans();
       });
@@ -81,11 +93,11 @@ TEST_P(TokenPoolRanksOnGpu, CrossAttention_GivesAttention) {
   PoolSetup given = setup();
   given.encoder_decoder = true;
   on_ranks(given, lengths, [&](EnqueuedGroup& group, PoolFixture& fixture) {
-    DeviceStep step(fixture, group.context());
+    const TestStream stream;
+    DeviceStep step(fixture, group.context(), stream.get());
     step.init();
     for (const RadixAttention& layer : {fixture.layer(), fixture.cross_layer()}) {
-      EXPECT_EQ(step.wrong_forward(layer), "") << "rank " << group.rank();
-      group.meet();
+      EXPECT_EQ(wrong_forward(group, stream, step, layer), "") << "rank " << group.rank();
     }
   });
 }
@@ -96,10 +108,10 @@ TEST_P(TokenPoolRanksOnGpu, Graphs_GiveAttention) {
     PoolSetup given = setup();
     given.window = 30;
     on_ranks(given, lengths, [&](EnqueuedGroup& group, PoolFixture& fixture) {
-      DeviceStep step(fixture, group.context());
+      const TestStream stream;
+      DeviceStep step(fixture, group.context(), stream.get());
       TokenPoolBackend& backend = step.backend();
       ForwardBatch& batch = step.batch();
-      const TestStream stream;
       const Ints ones(fixture.num_requests(), 1);
       const auto bs = static_cast<int32_t>(fixture.num_requests());
       GraphBatchExtras extras;
@@ -112,9 +124,7 @@ TEST_P(TokenPoolRanksOnGpu, Graphs_GiveAttention) {
         const DeviceStep::Tensors tensors = step.place(layer);
         stream.wait();
         group.meet();
-        const CapturedGraph graph(stream, [&] {
-          layer.forward(backend, tensors.q, tensors.k, tensors.v, batch, tensors.out, true, stream.get());
-        });
+        const CapturedGraph graph(stream, [&] { step.forward(layer, tensors); });
         for (int32_t replay = 0; replay < 2; ++replay) {
           backend.init_forward_metadata_replay_cuda_graph(bs, batch.req_pool_indices, batch.seq_lens, -1, lengths.mode,
                                                           {}, extras, stream.get());
