@@ -48,6 +48,7 @@ TEST(TokenPoolAllocations, AreNoneOnceWarm) {
 
 /// Counted between barriers, over all ranks.
 TEST(TokenPoolAllocations, OverRanks_AreNoneOnceWarm) {
+  FOLIO_CPU_ONLY("groups of threads bring a GPU's memory to the host");
   if (!folio::testing::counts_shared_libraries()) GTEST_SKIP() << "libfolio has a standard library of its own here";
   const TableChecks none(false);
   for (const PoolLengths& lengths :
