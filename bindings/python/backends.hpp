@@ -132,6 +132,11 @@ struct StepTable {
 StepTable copy_step_table(const bk::BlockTableView& table, std::span<const int32_t> lens, std::span<const int32_t> cu_q,
                           int32_t page_size, const KvShard& shard = {});
 
+/// dcp_group as an argument: a ProcessGroup, or None, which is null.
+std::shared_ptr<Group> to_group(nb::handle dcp_group);
+/// The group for one call, if there is one; with the GIL.
+std::optional<GroupUse> use(const std::shared_ptr<Group>& group);
+
 /// The ranks that a builder's keys are divided over.
 struct DividedKeys {
   std::shared_ptr<Group> group;  ///< null: they are not
@@ -139,8 +144,7 @@ struct DividedKeys {
 
   /// `group` is a ProcessGroup or None; it becomes the configuration's.
   DividedKeys(nb::handle given, bk::EngineConfig& config);
-  /// The group for one call; with the GIL.
-  std::optional<GroupUse> use() const;
+  std::optional<GroupUse> use() const { return python::use(group); }
 };
 
 /// One layer's tensors, as both backends' `forward` takes them.

@@ -301,10 +301,21 @@ Array borrow_block_table(nb::handle source, const std::string& name) {
   return table;
 }
 
-DividedKeys::DividedKeys(nb::handle given, bk::EngineConfig& config) {
-  if (!given.is_none() && (!nb::try_cast(given, group, false) || group == nullptr)) {
-    refuse_kind("dcp_group", "None or a folio.ProcessGroup", given);
+std::shared_ptr<Group> to_group(nb::handle dcp_group) {
+  std::shared_ptr<Group> group;
+  if (!dcp_group.is_none() && (!nb::try_cast(dcp_group, group, false) || group == nullptr)) {
+    refuse_kind("dcp_group", "None or a folio.ProcessGroup", dcp_group);
   }
+  return group;
+}
+
+std::optional<GroupUse> use(const std::shared_ptr<Group>& group) {
+  std::optional<GroupUse> in_use;
+  if (group) in_use.emplace(*group);
+  return in_use;
+}
+
+DividedKeys::DividedKeys(nb::handle given, bk::EngineConfig& config) : group(to_group(given)) {
   const std::optional<GroupUse> in_use = use();
   config.parallel.dcp_group = in_use ? &**in_use : nullptr;
   const bk::ParallelConfig& parallel = config.parallel;
@@ -312,12 +323,6 @@ DividedKeys::DividedKeys(nb::handle given, bk::EngineConfig& config) {
     shard = {parallel.decode_context_parallel_size, parallel.decode_context_parallel_rank,
              parallel.cp_kv_cache_interleave_size};
   }
-}
-
-std::optional<GroupUse> DividedKeys::use() const {
-  std::optional<GroupUse> in_use;
-  if (group) in_use.emplace(*group);
-  return in_use;
 }
 
 void StepTable::require_pages(int64_t num_pages, int32_t window_left) const {

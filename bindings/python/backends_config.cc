@@ -1,6 +1,7 @@
 #include "backends.hpp"
 #include "backends_names.hpp"
 #include "fields.hpp"
+#include "rank_names.hpp"
 
 namespace folio::python {
 
@@ -26,6 +27,7 @@ void bind_backends_config(nb::module_& m) {
             "Every rank is given the queries of all ranks' heads; layers have a dcp_query_ranks of as many."),
       field("dcp_all_heads_out", &bk::ParallelConfig::dcp_all_heads_out,
             "Outputs have the heads of all ranks. Needs dcp_replicated_queries and 'ag_rs'."),
+      field("dcp_transport", &bk::ParallelConfig::dcp_transport, "By what ranks exchange, a DcpTransport."),
       optional_dtype("dcp_partial_dtype", &bk::ParallelConfig::dcp_partial_dtype,
                      "What partial results travel in: None, float32, or a layer's 16-bit output dtype."))
       .bind(m);

@@ -13,6 +13,7 @@
 #include "gil.hpp"
 #include "integers.hpp"
 #include "pools.hpp"
+#include "rank_names.hpp"
 
 namespace folio::python {
 namespace token_pool {
@@ -89,6 +90,7 @@ struct GraphStep {
 /// TokenPoolBackend, with what it borrows. One call at a time.
 struct Backend {
   Context context;
+  std::shared_ptr<Group> group;  ///< of the ranks that keys are divided over; null: they are not
   bk::TokenPoolBackend backend;
   Table req_to_token;
   std::optional<Table> window_req_to_token;
@@ -116,6 +118,12 @@ struct BackendArguments {
   bk::ExtendPath extend_path;
   Determinism determinism;
   std::optional<bool> force_tensor_core;
+  nb::handle dcp_group;
+  int32_t cp_kv_cache_interleave_size;
+  std::string dcp_comm_backend;
+  distributed::DcpTransport dcp_transport;
+  bool dcp_replicated_queries, dcp_all_heads_out;
+  std::optional<DType> dcp_partial_dtype;
 };
 
 void make_backend(Backend* self, const BackendArguments& given, const std::optional<Context>& given_context) {
@@ -159,11 +167,22 @@ void make_backend(Backend* self, const BackendArguments& given, const std::optio
   config.extend_path = given.extend_path;
   config.determinism = given.determinism;
   config.force_tensor_core = given.force_tensor_core;
+  std::shared_ptr<Group> group = to_group(given.dcp_group);
+  const std::optional<GroupUse> in_use = use(group);
+  config.dcp_group = in_use ? &**in_use : nullptr;
+  config.cp_kv_cache_interleave_size = given.cp_kv_cache_interleave_size;
+  config.dcp_comm_backend = given.dcp_comm_backend;
+  config.dcp_transport = given.dcp_transport;
+  config.dcp_replicated_queries = given.dcp_replicated_queries;
+  config.dcp_all_heads_out = given.dcp_all_heads_out;
+  config.dcp_partial_dtype = given.dcp_partial_dtype.value_or(DType::kUnset);
   bk::TokenPoolBackend backend = [&] {
     const ReleasedGil released;
     return bk::TokenPoolBackend(context, config);
   }();
-  new (self) Backend{context, std::move(backend), std::move(table), std::move(window), std::move(buffers), {}, {}, {}};
+  new (self) Backend{
+      context, std::move(group), std::move(backend), std::move(table), std::move(window), std::move(buffers), {}, {},
+      {}};
 }
 
 const Batch& to_batch(nb::handle source) {
@@ -181,6 +200,7 @@ void init_forward_metadata(Backend& self, nb::handle forward_batch, nb::handle s
   if (!bk::is_idle(batch.forward_mode)) require_pool(device, batch.pool);
   const std::vector<Array> arrays = device_arrays(batch);
   const Stream queue = to_stream(stream, device, {&arrays});
+  const std::optional<GroupUse> in_use = use(self.group);
   const nb::object earlier = std::exchange(self.batch, nb::borrow(forward_batch));  // until nobody reads it any more
   const ReleasedGil released;
   const std::lock_guard<std::mutex> lock(self.mutex);
@@ -212,13 +232,15 @@ nb::object forward(Backend& self, nb::handle q, nb::handle k, nb::handle v, cons
   ConstTensorView keys, values;
   if (!k.is_none()) keys = keep(to_stored_tensor(k, config.q_dtype, "k", Access::kRead));
   if (!v.is_none()) values = keep(to_stored_tensor(v, config.q_dtype, "v", Access::kRead));
-  const int64_t width = int64_t{layer.num_heads} * layer.value_head_dim();
+  const int64_t ranks = config.dcp_all_heads_out && self.group ? self.group->size : 1;
+  const int64_t width = ranks * layer.num_heads * layer.value_head_dim();
   const nb::object target = output_for(out, q, queries.rank > 0 ? queries.shape[0] : 0, width);
   const TensorView output = keep(to_stored_tensor(target, config.q_dtype, "out", Access::kWrite));
   python::require_on(device, arrays);
   require_batch_places(device, batch);
   const Stream queue = to_stream(stream, device, {&arrays});
   {
+    const std::optional<GroupUse> in_use = use(self.group);
     const ReleasedGil released;
     const std::lock_guard<std::mutex> lock(self.mutex);
     const bk::ForwardBatch view = batch.view();
@@ -279,6 +301,7 @@ void capture(Backend& self, int32_t bs, int32_t num_tokens, nb::handle req_pool_
                       spec_info, pool, window_pool);
   const bk::GraphBatchExtras extras = extras_of(*step);
   const Stream queue = stream_of(self, *step, stream);
+  const std::optional<GroupUse> in_use = use(self.group);
   const std::shared_ptr<GraphStep> earlier = std::exchange(self.graph_step, step);
   const ReleasedGil released;
   const std::lock_guard<std::mutex> lock(self.mutex);
@@ -295,6 +318,7 @@ void replay(Backend& self, int32_t bs, nb::handle req_pool_indices, nb::handle s
                       spec_info, pool, window_pool);
   const bk::GraphBatchExtras extras = extras_of(*step);
   const Stream queue = stream_of(self, *step, stream);
+  const std::optional<GroupUse> in_use = use(self.group);
   const std::shared_ptr<GraphStep> earlier = std::exchange(self.graph_step, step);
   const ReleasedGil released;
   const std::lock_guard<std::mutex> lock(self.mutex);
@@ -396,7 +420,9 @@ void bind_backend(nb::module_& m) {
       "tokens' slots before init_forward_metadata. max_context_len and max_req_pool_size are the table's where they "
       "are "
       "left out. With sliding_window_size W, wrapper 0 serves layers with that window (W keys left of the query), "
-      "wrapper 1 the others. Without a context the process's CPU context is used. Calls from several threads wait for "
+      "wrapper 1 the others. dcp_group: the rank's ProcessGroup, where the ranks of a group divide every request's "
+      "keys; table and slots are then the rank's own. Without a context the process's CPU context is used. Calls from "
+      "several threads wait for "
       "each other, but a step's calls must come in order.");
   type.def(
           "__init__",
@@ -406,7 +432,10 @@ void bind_backend(nb::module_& m) {
              std::optional<int32_t> sliding_window_size, nb::object window_req_to_token, bool is_encoder_decoder,
              bool skip_prefill, nb::object kv_indptr_buf, nb::object kv_last_page_len_buf,
              std::shared_ptr<bk::TokenPoolWorkspace> workspace, bool logit_cap, bk::ExtendPath extend_path,
-             Determinism determinism, std::optional<bool> force_tensor_core, const std::optional<Context>& context) {
+             Determinism determinism, std::optional<bool> force_tensor_core, nb::object dcp_group,
+             int32_t cp_kv_cache_interleave_size, const std::string& dcp_comm_backend,
+             distributed::DcpTransport dcp_transport, bool dcp_replicated_queries, bool dcp_all_heads_out,
+             std::optional<DType> dcp_partial_dtype, const std::optional<Context>& context) {
             make_backend(self,
                          {num_heads,
                           num_kv_heads,
@@ -429,7 +458,14 @@ void bind_backend(nb::module_& m) {
                           logit_cap,
                           extend_path,
                           determinism,
-                          force_tensor_core},
+                          force_tensor_core,
+                          dcp_group,
+                          cp_kv_cache_interleave_size,
+                          dcp_comm_backend,
+                          dcp_transport,
+                          dcp_replicated_queries,
+                          dcp_all_heads_out,
+                          dcp_partial_dtype},
                          context);
           },
           nb::kw_only(), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
@@ -441,7 +477,10 @@ void bind_backend(nb::module_& m) {
           nb::arg("kv_last_page_len_buf") = nb::none(), nb::arg("workspace").none() = nb::none(),
           nb::arg("logit_cap") = false, nb::arg("extend_path") = bk::ExtendPath::kAuto,
           nb::arg("determinism") = Determinism::kRunToRun, nb::arg("force_tensor_core") = nb::none(),
-          nb::arg("context") = nb::none())
+          nb::arg("dcp_group") = nb::none(), nb::arg("cp_kv_cache_interleave_size") = 1,
+          nb::arg("dcp_comm_backend") = "ag_rs", nb::arg("dcp_transport") = distributed::DcpTransport::kAuto,
+          nb::arg("dcp_replicated_queries") = false, nb::arg("dcp_all_heads_out") = false,
+          nb::arg("dcp_partial_dtype") = nb::none(), nb::arg("context") = nb::none())
       .def("init_forward_metadata", &init_forward_metadata, nb::arg("forward_batch"), nb::kw_only(),
            nb::arg("stream") = nb::none(),
            "Builds the step's lists and plans. Raises InvalidArgument for a batch that contradicts itself or the "
@@ -462,11 +501,12 @@ void bind_backend(nb::module_& m) {
   type.def(
           "check_plans",
           [](Backend& self) {
+            const std::optional<GroupUse> in_use = use(self.group);
             const ReleasedGil released;
             const std::lock_guard<std::mutex> lock(self.mutex);
             self.backend.check_plans();
           },
-          "Raises what kernels of earlier steps have reported, once; waits for nothing. Never anything on a CPU.")
+          "Raises what kernels of earlier steps have reported, once, or that the group has failed; waits for nothing.")
       .def_prop_ro(
           "forward_metadata", &forward_metadata,
           "The present step, None before the first: a dict with decode_wrappers, or with prefill_wrappers, use_ragged "
@@ -485,6 +525,7 @@ void bind_backend(nb::module_& m) {
               python::require_on(self.context.device(), buffer->array);
               self.buffers.push_back(*buffer);
             }
+            const std::optional<GroupUse> in_use = use(self.group);
             const ReleasedGil released;
             const std::lock_guard<std::mutex> lock(self.mutex);
             self.backend.init_cuda_graph_state(max_bs, max_num_tokens, buffer ? buffer->view() : std::span<int32_t>());

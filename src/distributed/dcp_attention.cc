@@ -48,8 +48,6 @@ void check_config(const Context& context, const ProcessGroup& group, const DcpCo
     }
   }
   core::require(config.interleave >= 1, "interleave is ", config.interleave, "; it must be 1 or more");
-  core::require(attention.page_size % config.interleave == 0, "interleave is ", config.interleave,
-                ", which does not divide the page size (", attention.page_size, ")");
   core::require(config.combine == DcpCombine::kAllGatherReduceScatter || config.combine == DcpCombine::kAllToAll,
                 "combine is ", static_cast<int32_t>(config.combine));
   core::require(config.transport == DcpTransport::kAuto || config.transport == DcpTransport::kGroup ||

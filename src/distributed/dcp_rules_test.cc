@@ -129,7 +129,6 @@ TEST(DcpAttention, RefusesConfigurations) {
     expect_error(code, text, [&] { DcpAttention(context(), *groups[0], config); });
   };
   refused(ErrorCode::kInvalidArgument, "interleave is 0", [](DcpConfig& c) { c.interleave = 0; });
-  refused(ErrorCode::kInvalidArgument, "does not divide the page size (32)", [](DcpConfig& c) { c.interleave = 3; });
   refused(ErrorCode::kUnsupported, "kCausal and kNone", [](DcpConfig& c) { c.attention.mask = MaskKind::kCustom; });
   refused(ErrorCode::kUnsupported, "kRopeLlama",
           [](DcpConfig& c) { c.attention.features = Features(Feature::kRopeLlama); });
@@ -172,12 +171,12 @@ TEST(DcpAttention, BoundsRefuseLargerBatchesAndOtherRanksBounds) {
     other.bounds->max_kv_len += group.rank();
     expect_error(ErrorCode::kInvalidArgument, "of the group has another configuration than rank",
                  [&] { DcpAttention(context(), group, other); });
-    if (group.rank() == 1) other.interleave = 3;
+    if (group.rank() == 1) other.interleave = 0;
     expect_error(ErrorCode::kInvalidArgument,
-                 group.rank() == 1 ? "interleave is 3" : "rank 1 of the group could not prepare",
+                 group.rank() == 1 ? "interleave is 0" : "rank 1 of the group could not prepare",
                  [&] { DcpAttention(context(), group, other); });
     other.bounds->max_shared_levels = 1;
-    expect_error(ErrorCode::kInvalidArgument, group.rank() == 1 ? "interleave is 3" : "bounds.max_shared_levels is 1",
+    expect_error(ErrorCode::kInvalidArgument, group.rank() == 1 ? "interleave is 0" : "bounds.max_shared_levels is 1",
                  [&] { DcpAttention(context(), group, other); });
   });
 }
@@ -401,13 +400,13 @@ TEST(DcpAttention, ADefaultScaleIsAsGoodAsItsValue) {
 }
 
 TEST(DcpAttention, ARankThatCannotRunEndsTheOthers) {
-  expect_error(ErrorCode::kInvalidArgument, "interleave is 3", [] {
+  expect_error(ErrorCode::kInvalidArgument, "interleave is 0", [] {
     run_ranks(2, [](ProcessGroup& group) {
       DcpSetup setup = small_setup();
       DcpCase whole(setup);
       if (group.rank() == 1) {
         DcpConfig config = whole.config();
-        config.interleave = 3;
+        config.interleave = 0;
         DcpAttention(context(), group, config);
       }
       whole.run(group, context());

@@ -278,9 +278,9 @@ TEST_F(DcpStepsOnGpu, RanksOfOtherBoundsThrowAtOnce) {
     config.bounds->max_kv_len += group.rank();
     expect_error(ErrorCode::kInvalidArgument, "of the group has another configuration than rank",
                  [&] { DcpAttention(group.context(), group, config); });
-    if (group.rank() == 1) config.interleave = 3;
+    if (group.rank() == 1) config.interleave = 0;
     expect_error(ErrorCode::kInvalidArgument,
-                 group.rank() == 1 ? "interleave is 3" : "rank 1 of the group could not prepare",
+                 group.rank() == 1 ? "interleave is 0" : "rank 1 of the group could not prepare",
                  [&] { DcpAttention(group.context(), group, config); });
   });
 }

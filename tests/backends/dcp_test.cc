@@ -127,6 +127,9 @@ TEST(DcpBackendConfigurations, RefuseWhatContradictsTheGroup) {
     c.parallel.dcp_all_heads_out = c.parallel.dcp_replicated_queries = true;
     c.parallel.dcp_comm_backend = "a2a";
   });
+  refused(
+      "transport is peer", [](EngineConfig& c, auto&) { c.parallel.dcp_transport = distributed::DcpTransport::kPeer; },
+      ErrorCode::kUnsupported);
   refused("partial_dtype is float16 and out float32",
           [](EngineConfig& c, auto&) { c.parallel.dcp_partial_dtype = DType::kFloat16; });
   refused("layer layer has a dcp_query_ranks of 1; with 2 ranks and dcp_replicated_queries true it is 2",

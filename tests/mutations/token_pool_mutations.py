@@ -14,6 +14,7 @@ INPUTS = POOL + "graph_inputs.cc"
 INPUTS_RULE = POOL + "device/graph_inputs_rule.hpp"
 TREE = POOL + "tree_window.cc"
 BACKEND = POOL + "backend.cc"
+RANKS = POOL + "ranks.cc"
 DEVICE_LISTS = POOL + "device/kv_lists_rule.hpp"
 LIST_RULE = POOL + "device/kv_indices_rule.hpp"
 
@@ -36,18 +37,18 @@ plant(rule, "pool-extend-not-causal", BACKEND, "cross ? MaskKind::kNone : choice
       "cross || choice.ragged ? MaskKind::kNone : choice.mask")
 plant(rule, "pool-ragged-at-position-0", READING, "segments_[1].first_pos = step.prefix_lens.data();",
       "segments_[1].first_pos = segments_[0].first_pos;")
-plant(rule, "pool-schedule-in-window-starts", LISTS, "job.window_left = whole ? -1 : ", "job.window_left = whole && config.page_size < 0 ? -1 : ")
+plant(rule, "pool-schedule-in-window-starts", LISTS, "job.window_left = whole || ", "job.window_left = (whole && config.page_size < 0) || ")
 plant(rule, "pool-indptr-shifted", LISTS, "create_kv_indices(args, indices);",
       "create_kv_indices(args, indices);\n  for (size_t r = count; r > 0; --r) indptr[r] = indptr[r - 1];")
 plant(rule, "pool-last-page-0", RANGE, "len == 0 ? 1 : (len - 1) % page_size + 1;", "len == 0 ? 1 : len % page_size;")
 plant(rule, "pool-last-page-full", RANGE, "len == 0 ? 1 : (len - 1) % page_size + 1;", "len >= 0 ? page_size : 1;")
 plant(rule, "pool-encoder-slots-as-decoder", RANGE,
-      "range.first_pos + (job.role == WrapperRole::kSelf ? job.encoder_lens[r] : 0);", "range.first_pos;")
-plant(rule, "pool-cross-attention-of-decoder-length", RANGE, "range.len = job.encoder_lens[r];", "range.len = job.seq_lens[r];")
+      "range.first_pos + (job.role == WrapperRole::kSelf ? own_tokens(job.shard, job.encoder_lens[r]) : 0);", "range.first_pos;")
+plant(rule, "pool-cross-attention-of-decoder-length", RANGE, "range.whole_len = job.encoder_lens[r];", "range.whole_len = job.seq_lens[r];")
 plant(rule, "pool-cross-attention-causal", BACKEND, "cross ? MaskKind::kNone : choice.mask", "choice.mask")
 plant(rule, "pool-verify-without-drafts", RANGE, "job.seq_lens[r] + job.drafts;", "job.seq_lens[r];")
-plant(rule, "pool-decode-one-key-short", RANGE, "(job.ragged ? first_query : end) - range.first_pos;",
-      "(job.ragged || job.drafts == 0 ? first_query : end) - range.first_pos;")
+plant(rule, "pool-decode-one-key-short", RANGE, "(job.ragged ? first_query : end) - range.first_pos);",
+      "(job.ragged || job.drafts == 0 ? first_query : end) - range.first_pos);")
 plant(rule, "pool-shared-indptr-ignored", BACKEND, "wrapper.memory.kv_indptr = config.kv_indptr_buf;", "")
 
 rule = "what the token-pool backend cannot read"
@@ -55,7 +56,7 @@ plant(rule, "pool-encoders-by-pages", BACKEND, "set.self_by_slots && roles[wrapp
 plant(rule, "pool-positions-beyond-the-row", LISTS, "require(end <= table.num_columns,", "require(true,")
 plant(rule, "pool-device-row-ends-unchecked", DEVICE_LISTS, "return end > columns ? fault", "return end > columns + end ? fault")
 plant(rule, "pool-unserved-requests-keep-their-row", DEVICE_LISTS, "range.table_start = kNoRow;", "{}")
-plant(rule, "pool-device-plans-of-unserved-requests", DEVICE_LISTS, "range.len = range.first_pos = range.table_start = 0;", "{}")
+plant(rule, "pool-device-plans-of-unserved-requests", DEVICE_LISTS, "range.len = range.whole_len = range.first_pos = range.table_start = 0;", "{}")
 plant(rule, "pool-lists-by-the-device-lengths", DEVICE_LISTS, "range.len = job.planned.lens[r];", "{}")
 plant(rule, "pool-host-lengths-unreported", DEVICE_LISTS, "listed.found.fault = KvRangeFault::kHostLengths;", "{}")
 plant(rule, "pool-slots-of-no-page-read", LIST_RULE, "out[j] = fault == KvRangeFault::kNone ? slot / job.page_size : kDummySlot;", "out[j] = slot / job.page_size;")
@@ -100,3 +101,12 @@ plant(rule, "pool-padding-length-0", INPUTS_RULE, "kPadLength = 1;", "kPadLength
 plant(rule, "pool-padding-writes-slot-1", INPUTS_RULE, "job.slots.fill(t, own, kDummySlot);", "job.slots.fill(t, own, 1);")
 plant(rule, "pool-seq-lens-twins-unchecked", STEP, "require(std::ranges::equal(given, on_cpu),", "require(true,")
 plant(rule, "pool-graph-buffer-overrun", LISTS, "memory_.fixed ? memory_.kv_indices : std::span(own_indices_);", "std::span(own_indices_);")
+
+rule = "the token-pool backend over ranks"
+plant(rule, "pool-ranks-own-lengths-planned", READING, "lists_.whole_lens().data();", "lists_.lens().data();")
+plant(rule, "pool-ranks-new-tokens-from-the-cache", READING, "batch.num_cached = kind_.ragged ? 0 : step.num_requests;",
+      "batch.num_cached = step.num_requests;")
+plant(rule, "pool-ranks-lists-begin-at-windows", LISTS, "whole || job.shard.world > 1 ? -1 :", "whole ? -1 :")
+plant(rule, "pool-ranks-encoders-of-all-ranks", RANGE, "own_tokens(job.shard, job.encoder_lens[r]) : 0", "job.encoder_lens[r] : 0")
+plant(rule, "pool-ranks-pages-by-own-encoders", RANKS, "for (shard.rank = 0; shard.rank < shard.world; ++shard.rank) {", "{")
+plant(rule, "pool-ranks-slots-of-others-accepted", STEP, "own_tokens(shard, static_cast<int32_t>(position) + 1) > before", "true")

@@ -375,3 +375,83 @@ def test_a_workspace_may_be_shared():
         TokenPoolBackend(num_heads=4, num_kv_heads=2, head_dim=64, req_to_token=table, workspace=workspace,
                          context=CONTEXT)
     assert workspace.bytes > 0
+
+
+class Rank:
+    """Two requests of one rank: its tokens' slots and keys, the queries of its heads. Without a group the only one."""
+
+    TOTAL = [46, 6]  # tokens of each request in the end
+
+    def __init__(self, interleave, group=None, **config):
+        self.group, self.interleave = group, interleave
+        random = np.random.default_rng(7)
+        self.k, self.v = (random.standard_normal((2, 64, 2, 64), dtype=np.float32) for _ in range(2))
+        halves = [np.zeros((64, 2, 64), np.float32) for _ in range(2)]
+        sizes = folio.KvPoolConfig(num_slots=63, page_size=1, num_layers=1, num_kv_heads=2, head_dim_qk=64, head_dim_v=64,
+                                   dtype="float32")
+        self.halves, self.pool = halves, folio.KvPool(sizes, [halves[0]], [halves[1]])
+        self.rows = np.zeros((3, 64), np.int32)
+        self.lens, self.held, self.free = [0, 0], [0, 0], iter(range(1, 64))
+        self.backend = TokenPoolBackend(num_heads=4, num_kv_heads=2, head_dim=64, kv_cache_dtype="float32", q_dtype="float32",
+                                        req_to_token=self.rows, dcp_group=group, cp_kv_cache_interleave_size=interleave,
+                                        context=folio.Context.cpu(num_threads=1), **config)
+
+    def step(self, mode, new, q):
+        slots = []
+        for request, count in enumerate(new):
+            for position in range(self.lens[request], self.lens[request] + count):
+                mine = self.group is None or position // self.interleave % self.group.size == self.group.rank
+                slots.append(next(self.free) if mine else -1)
+                if mine:
+                    self.rows[request + 1, self.held[request]] = slots[-1]
+                    self.held[request] += 1
+        older, self.lens = self.lens, [had + count for had, count in zip(self.lens, new)]
+        k, v = (np.concatenate([half[r, older[r]:self.lens[r]] for r in range(2)]) for half in (self.k, self.v))
+        batch = ForwardBatch(forward_mode=mode, req_pool_indices=[1, 2], seq_lens=self.lens, out_cache_loc=slots,
+                             token_to_kv_pool=self.pool, **({"extend_prefix_lens": older} if mode == "extend" else {}))
+        layer = RadixAttention(num_heads=4, head_dim=64, scaling=0.125, num_kv_heads=2, layer_id=0)
+        self.backend.init_forward_metadata(batch)
+        out = self.backend.forward(q, k, v, layer, batch)
+        self.backend.check_plans()
+        return out
+
+
+@pytest.mark.parametrize("world, interleave, config", [
+    (2, 1, {}),
+    (3, 16, {"dcp_comm_backend": "a2a", "extend_path": "paged"}),
+    (2, 4, {"dcp_replicated_queries": True, "extend_path": "ragged"}),
+    (2, 4, {"dcp_replicated_queries": True, "dcp_all_heads_out": True, "dcp_transport": folio.DcpTransport.GROUP}),
+])
+def test_ranks_together_are_the_whole_pool(world, interleave, config):
+    steps = [("extend", [40, 5]), ("extend", [5, 0]), ("decode", [1, 1])]
+    random = np.random.default_rng(9)
+    queries = [random.standard_normal((world, sum(new), 4, 64), dtype=np.float32) for _, new in steps]
+
+    def heads(rank, q):
+        return np.concatenate(list(q), axis=1) if config.get("dcp_replicated_queries") else q[rank]
+
+    def serve(group):
+        rank = Rank(interleave, group, **config)
+        return [rank.step(mode, new, np.ascontiguousarray(heads(group.rank, q))) for (mode, new), q in zip(steps, queries)]
+
+    divided = folio.run_ranks(world, serve)
+    for r in range(world):
+        whole = Rank(1)
+        for number, ((mode, new), q) in enumerate(zip(steps, queries)):
+            expected = whole.step(mode, new, q[r])
+            if config.get("dcp_all_heads_out"):
+                found = [outs[number][:, r * 256:(r + 1) * 256] for outs in divided]
+            else:
+                found = [divided[r][number]]
+            for out in found:
+                np.testing.assert_allclose(out, expected, rtol=0, atol=2e-6)
+
+
+def test_what_ranks_cannot_divide_is_refused():
+    groups = folio.make_thread_groups(2)
+    with pytest.raises(TypeError, match="dcp_group"):
+        Rank(1, 3)
+    for message, config in [("cp_kv_cache_interleave_size is 0", {}), ("needs ag_rs", {
+            "dcp_comm_backend": "a2a", "dcp_replicated_queries": True, "dcp_all_heads_out": True})]:
+        with pytest.raises(folio.InvalidArgument, match=message):
+            Rank(1 if config else 0, groups[0], **config)

@@ -362,8 +362,8 @@ def test_refusals_of_divided_attention():
             (lambda: attention.plan(folio.DcpBatch([0, 2], [1])), "request 0"),
             (lambda: attention.plan(folio.DcpBatch([0, 1], [1], num_cached=2)), "num_cached is 2"),
             (lambda: folio.DcpBatch([0, 1], [1, 2]), "cu_q has 2 entries, seq_lens 2"),
-            (lambda: folio.DcpAttention(CONTEXT, group, folio.DcpConfig(attention=divided.whole.config, interleave=5)),
-             "interleave is 5")]:
+            (lambda: folio.DcpAttention(CONTEXT, group, folio.DcpConfig(attention=divided.whole.config, interleave=0)),
+             "interleave is 0")]:
         with pytest.raises(folio.InvalidArgument, match=message):
             refused()
     assert np.all(out == 7)

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "folio/distributed/dcp_attention.hpp"
 #include "folio/distributed/process_group.hpp"
 #include "folio/types/attention.hpp"
 #include "folio/types/dtype.hpp"
@@ -42,6 +43,7 @@ struct ParallelConfig {
   int32_t decode_context_parallel_rank = 0;
   int32_t cp_kv_cache_interleave_size = 1;  ///< neighbouring tokens that stay on one rank; divides the page size
   std::string dcp_comm_backend = "ag_rs";   ///< how ranks combine their results: "ag_rs" or "a2a"
+  distributed::DcpTransport dcp_transport = distributed::DcpTransport::kAuto;  ///< as DcpConfig::transport
   /// The ranks that divide the KV, which all have the same KV heads; borrowed, for as long as there are builders.
   /// Needed where decode_context_parallel_size is above 1.
   distributed::ProcessGroup* dcp_group = nullptr;

@@ -38,7 +38,7 @@ struct DcpConfig {
   /// One rank's attention: its own q heads, the KV heads that all ranks of the group share, the page size and format of
   /// its cache. q head h of any rank reads KV head h / (num_q_heads / num_kv_heads). No custom masks, no kRopeLlama.
   AttentionConfig attention;
-  int32_t interleave = 1;  ///< neighbouring tokens that lie on one rank (KvShard); divides the page size
+  int32_t interleave = 1;  ///< neighbouring tokens that lie on one rank (KvShard), whatever the page size
   DcpCombine combine = DcpCombine::kAllGatherReduceScatter;
   bool replicated_queries = false;  ///< every rank has the queries of all ranks' heads: none are gathered
   /// Every rank gets the results of all ranks' heads. Needs replicated_queries and, with several ranks,

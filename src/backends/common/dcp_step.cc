@@ -8,8 +8,7 @@
 
 namespace folio::inline v0::backends {
 
-void check_dcp_config(const Context& context, const EngineConfig& config, const AttentionSpec& spec) {
-  const ParallelConfig& parallel = config.parallel;
+void check_dcp_ranks(const Context& context, const ParallelConfig& parallel) {
   const int32_t size = parallel.decode_context_parallel_size;
   core::require(size >= 1, "decode_context_parallel_size is ", size, "; it must be 1 or more");
   const distributed::DcpCombine combine = distributed::dcp_combine_from_name(parallel.dcp_comm_backend, size);
@@ -31,8 +30,16 @@ void check_dcp_config(const Context& context, const EngineConfig& config, const 
   core::require(parallel.dcp_group->device() == context.device(),
                 "dcp_group's buffers lie in another memory than the context's: a group of threads over a GPU's has ",
                 "ThreadGroupOptions::context");
+  core::require(parallel.cp_kv_cache_interleave_size >= 1, "cp_kv_cache_interleave_size is ",
+                parallel.cp_kv_cache_interleave_size, "; it must be 1 or more");
+}
+
+void check_dcp_config(const Context& context, const EngineConfig& config, const AttentionSpec& spec) {
+  const ParallelConfig& parallel = config.parallel;
+  check_dcp_ranks(context, parallel);
+  if (!uses_dcp(config)) return;
   const int32_t interleave = parallel.cp_kv_cache_interleave_size;
-  core::require(interleave >= 1 && spec.page_size % interleave == 0, "cp_kv_cache_interleave_size is ", interleave,
+  core::require(spec.page_size % interleave == 0, "cp_kv_cache_interleave_size is ", interleave,
                 "; it must divide the page size, ", spec.page_size);
   if (config.compilation.decode_graph_mode == DecodeGraphMode::kNone) return;
   if (context.device().type == DeviceType::kCpu || !parallel.dcp_group->enqueues()) {
@@ -61,6 +68,21 @@ void check_dcp_lengths(const EngineConfig& config, const CommonAttentionMetadata
   }
 }
 
+distributed::DcpConfig dcp_config(const ParallelConfig& parallel, const PrepareOptions& options) {
+  distributed::DcpConfig dcp;
+  dcp.interleave = parallel.cp_kv_cache_interleave_size;
+  dcp.combine = distributed::dcp_combine_from_name(parallel.dcp_comm_backend, parallel.decode_context_parallel_size);
+  dcp.replicated_queries = parallel.dcp_replicated_queries;
+  dcp.all_heads_out = parallel.dcp_all_heads_out;
+  dcp.transport = parallel.dcp_transport;
+  dcp.partial_dtype = parallel.dcp_partial_dtype;
+  dcp.force_kernel = options.force_kernel;
+  dcp.max_kv_splits = options.max_kv_splits;
+  dcp.bounds = options.bounds;
+  if (dcp.bounds) dcp.bounds->max_shared_levels = 0;  // what requests share is not divided over ranks as well
+  return dcp;
+}
+
 DcpStepPlans::DcpStepPlans(const Context& context, const EngineConfig& config, std::span<const WindowOp> windows,
                            DcpKeys keys, const PrepareOptions& options)
     : workspace_(context.device()), keys_(keys) {
@@ -68,16 +90,7 @@ DcpStepPlans::DcpStepPlans(const Context& context, const EngineConfig& config, s
     keys_ = DcpKeys::kCached;
   }
   const ParallelConfig& parallel = config.parallel;
-  distributed::DcpConfig dcp;
-  dcp.interleave = parallel.cp_kv_cache_interleave_size;
-  dcp.combine = distributed::dcp_combine_from_name(parallel.dcp_comm_backend, parallel.decode_context_parallel_size);
-  dcp.replicated_queries = parallel.dcp_replicated_queries;
-  dcp.all_heads_out = parallel.dcp_all_heads_out;
-  dcp.partial_dtype = parallel.dcp_partial_dtype;
-  dcp.force_kernel = options.force_kernel;
-  dcp.max_kv_splits = options.max_kv_splits;
-  dcp.bounds = options.bounds;
-  if (dcp.bounds) dcp.bounds->max_shared_levels = 0;  // what requests share is not divided over ranks as well
+  distributed::DcpConfig dcp = dcp_config(parallel, options);
   size_t workspace_bytes = 0;
   for (const WindowOp& window : windows) {
     dcp.attention = window.op.config();

@@ -21,6 +21,9 @@ inline bool uses_dcp(const EngineConfig& config) {
   return config.parallel.decode_context_parallel_size > 1;
 }
 
+/// Throws where the ranks of decode context parallelism contradict each other or the context.
+void check_dcp_ranks(const Context& context, const ParallelConfig& parallel);
+
 /// Throws where the configuration of decode context parallelism contradicts itself or its group; kUnsupported for what
 /// does not go with it.
 void check_dcp_config(const Context& context, const EngineConfig& config, const AttentionSpec& spec);
@@ -42,6 +45,9 @@ void check_query_ranks(const EngineConfig& config, bool divided, std::span<const
 
 /// Throws where a batch's dcp_local_seq_lens, which may be left out, are not this rank's. O(R).
 void check_dcp_lengths(const EngineConfig& config, const CommonAttentionMetadata& batch);
+
+/// What attention over these ranks is prepared for, but for the attention itself.
+distributed::DcpConfig dcp_config(const ParallelConfig& parallel, const PrepareOptions& options);
 
 /// Where a group's keys are.
 enum class DcpKeys {

@@ -46,6 +46,37 @@ TEST(TokenPoolAllocations, AreNoneOnceWarm) {
   }
 }
 
+/// Counted between barriers, over all ranks.
+TEST(TokenPoolAllocations, OverRanks_AreNoneOnceWarm) {
+  FOLIO_CPU_ONLY("groups of threads bring a GPU's memory to the host");
+  if (!folio::testing::counts_shared_libraries()) GTEST_SKIP() << "libfolio has a standard library of its own here";
+  const TableChecks none(false);
+  for (const PoolLengths& lengths :
+       {PoolLengths{.mode = ForwardMode::kDecode, .prefix = {50, 3, 700}, .fresh = {1, 1, 1}},
+        PoolLengths{.mode = ForwardMode::kExtend, .prefix = {50, 0, 700}, .fresh = {5, 80, 1}}}) {
+    testing::run_ranks(2, [&](distributed::ProcessGroup& group) {
+      PoolSetup setup;
+      setup.window = 30;
+      setup.group = &group;
+      PoolFixture fixture(setup, lengths);
+      TokenPoolBackend backend(fixture.context, fixture.config());
+      const auto step = [&] {
+        backend.init_forward_metadata(fixture.batch);
+        for (const RadixAttention& layer : {fixture.layer(), fixture.full_layer()}) fixture.forward(backend, layer);
+      };
+      for (int round = 0; round < 2; ++round) step();
+      group.barrier();
+      const int64_t warm = folio::testing::num_allocations();
+      group.barrier();
+      for (int round = 0; round < 3; ++round) step();
+      group.barrier();
+      const int64_t now = folio::testing::num_allocations();
+      group.barrier();
+      EXPECT_EQ(now, warm) << to_string(lengths.mode);
+    });
+  }
+}
+
 TEST(TokenPoolAllocations, ReplaysMakeNone) {
   const TableChecks none(false);
   PoolFixture fixture({}, {.mode = ForwardMode::kDecode, .prefix = {50, 3, 700}, .fresh = {1, 1, 1}});

@@ -5,6 +5,7 @@
 #include "backends/token_pool/backend_state.hpp"
 #include "backends/token_pool/gpu.hpp"
 #include "backends/token_pool/list_report.hpp"
+#include "backends/token_pool/ranks.hpp"
 #include "backends/token_pool/request_table.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
@@ -16,7 +17,8 @@ using core::require;
 using token_pool::ReadingChoice;
 using token_pool::WrapperRole;
 
-void check(const TokenPoolConfig& config, bool on_host) {
+void check(const Context& context, const TokenPoolConfig& config) {
+  const bool on_host = context.device().type == DeviceType::kCpu;
   const auto at_least_one = [](const char* name, int32_t value) {
     require(value >= 1, name, " is ", value, "; it must be 1 or more");
   };
@@ -25,16 +27,21 @@ void check(const TokenPoolConfig& config, bool on_host) {
   at_least_one("page_size", config.page_size);
   at_least_one("max_context_len", config.max_context_len);
   at_least_one("max_req_pool_size", config.max_req_pool_size);
-  const int64_t columns = token_pool::slot_table(config.req_to_token).num_columns;
-  require(columns >= config.max_context_len, "req_to_token has ", columns, " columns; max_context_len is ",
-          config.max_context_len);
+  check_dcp_ranks(context, token_pool::parallel_of(config));
+  const KvShard shard = token_pool::shard_of(config);
+  const int32_t own_context_len = token_pool::own_tokens(shard, config.max_context_len);
+  const auto check_columns = [&](const char* name, const PageTableView& table) {
+    const int64_t columns = token_pool::slot_table(table).num_columns;
+    require(columns >= own_context_len, name, " has ", columns, " columns; max_context_len is ", config.max_context_len,
+            shard.world == 1 ? "" : ", of which this rank has ",
+            shard.world == 1 ? "" : std::to_string(own_context_len));
+  };
+  check_columns("req_to_token", config.req_to_token);
   require(!config.sliding_window_size || *config.sliding_window_size >= 0, "sliding_window_size is ",
           config.sliding_window_size.value_or(0), "; it must not be negative (unset: no window)");
   if (config.window_req_to_token.indices != nullptr) {
     require(config.sliding_window_size.has_value(), "window_req_to_token is given without sliding_window_size");
-    const int64_t window_columns = token_pool::slot_table(config.window_req_to_token).num_columns;
-    require(window_columns >= config.max_context_len, "window_req_to_token has ", window_columns,
-            " columns; max_context_len is ", config.max_context_len);
+    check_columns("window_req_to_token", config.window_req_to_token);
   }
   require(!config.sliding_window_size || !config.is_encoder_decoder,
           "Sliding window and cross attention are not supported together");
@@ -66,15 +73,15 @@ void check(const TokenPoolConfig& config, bool on_host) {
 }  // namespace
 
 TokenPoolWorkspace::TokenPoolWorkspace(const Context& context)
-    : state_(std::make_unique<State>(State{ContextMemory(context.device())})) {}
+    : state_(std::make_unique<State>(State{ContextMemory(context.device()), ContextMemory(context.device())})) {}
 TokenPoolWorkspace::~TokenPoolWorkspace() = default;
 size_t TokenPoolWorkspace::bytes() const noexcept {
-  return state_->memory.bytes();
+  return state_->memory.bytes() + state_->over_ranks.bytes();
 }
 
 TokenPoolBackend::State::State(const Context& context_, const TokenPoolConfig& config_)
     : context(context_), config(config_), on_host(context_.device().type == DeviceType::kCpu) {
-  check(config, on_host);
+  check(context, config);
   if (config.sliding_window_size) {
     dispatch = WrapperDispatch::kSlidingWindow;
     roles = {WrapperRole::kWindow, WrapperRole::kFull};
@@ -118,8 +125,8 @@ token_pool::KvReading& TokenPoolBackend::State::reading(token_pool::StepSet& set
   if (choice.primary) memory = w.memory;
   auto made = std::make_unique<token_pool::KvReading>(context, config, kind, memory, set.shape);
   if (!set.shape) {  // a captured shape's memory is its own
-    workspace->state().memory.reserve(made->workspace_bytes());
-    init_workspace(made->op(), workspace_of(set));
+    shared_memory().reserve(made->workspace_bytes());
+    made->init_workspace(workspace_of(set), {});
   }
   return *w.readings.emplace_back(token_pool::Wrapper::Entry{choice, std::move(made)}).reading;
 }
@@ -127,8 +134,16 @@ token_pool::KvReading& TokenPoolBackend::State::reading(token_pool::StepSet& set
 token_pool::KvReading& TokenPoolBackend::State::planned(token_pool::StepSet& set, size_t wrapper,
                                                         const ReadingChoice& choice, Stream stream) {
   token_pool::KvReading& chosen = reading(set, wrapper, choice);
-  if (!chosen.is_planned(set.number)) chosen.plan(set.step, set.number, stream);
+  if (!chosen.is_planned(set.number)) {
+    chosen.plan(set.step, set.number, stream);
+    if (!set.shape) shared_memory().reserve(chosen.workspace_bytes());
+  }
   return chosen;
+}
+
+ContextMemory& TokenPoolBackend::State::shared_memory() const {
+  TokenPoolWorkspace::State& shared = workspace->state();
+  return token_pool::is_divided(config) ? shared.over_ranks : shared.memory;
 }
 
 int32_t TokenPoolBackend::State::page_size_of(const token_pool::StepSet& set, size_t wrapper) const {
@@ -140,7 +155,7 @@ void TokenPoolBackend::State::check_reports() {
 }
 
 Workspace TokenPoolBackend::State::workspace_of(const token_pool::StepSet& set) const {
-  ContextMemory& memory = set.workspace ? *set.workspace : workspace->state().memory;
+  ContextMemory& memory = set.workspace ? *set.workspace : shared_memory();
   return {memory.data(), memory.bytes()};
 }
 

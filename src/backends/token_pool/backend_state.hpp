@@ -11,6 +11,7 @@ namespace folio::inline v0::backends {
 
 struct TokenPoolWorkspace::State {
   ContextMemory memory;
+  ContextMemory over_ranks;  ///< other memory: what attention over ranks leaves behind is not what ops expect
 };
 
 namespace token_pool {
@@ -105,6 +106,8 @@ struct TokenPoolBackend::State {
   int32_t page_size_of(const token_pool::StepSet& set, size_t wrapper) const;
   /// Throws what kernels have reported.
   void check_reports();
+  /// The workspace of steps that are not captured.
+  ContextMemory& shared_memory() const;
   Workspace workspace_of(const token_pool::StepSet& set) const;
 };
 

@@ -144,7 +144,8 @@ struct DeviceReqToTokenPool::State {
 
   /// The batch as a kernel reads it in page-locked memory.
   TableWriteJob staged(const TableWriteJob& job, std::byte* stage) const {
-    const auto requests = static_cast<size_t>(job.num_requests);
+    // How many there are, so not negative: gcc is told, and does not warn of the copies.
+    const size_t requests = static_cast<uint32_t>(job.num_requests);
     StagedArrays arrays(stage);
     TableWriteJob moved = job;
     moved.rows = arrays.add(std::span(job.rows, requests));

@@ -3,6 +3,7 @@
 
 #include "backends/common/gpu_memory.hpp"
 #include "backends/token_pool/backend_state.hpp"
+#include "backends/token_pool/ranks.hpp"
 #include "backends/token_pool/request_table.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
@@ -103,7 +104,7 @@ void check_new_slots(State& state, std::span<const int64_t> slots, bool window_p
   }
   const TokenPoolConfig& config = state.config;
   const PageTableView& table = window_pool ? config.window_req_to_token : config.req_to_token;
-  set.step.check_new_slots(token_pool::slot_table(table), slots,
+  set.step.check_new_slots(token_pool::slot_table(table), token_pool::shard_of(config), slots,
                            window_pool ? "window_out_cache_loc" : "out_cache_loc");
   checked = {set.number, slots};
 }
@@ -122,8 +123,8 @@ void forward_step(State& state, const TokenPoolBackend& backend, const ConstTens
   require(has_kv == given(v), "k and v are both given, or both left out");
   const int64_t tokens = state.current->step.num_tokens;
   LayerCall call;
-  call.q = heads_apart("q", q, tokens, config.num_heads, config.head_dim);
-  call.out = heads_apart("out", out, tokens, config.num_heads, layer.value_head_dim());
+  call.q = heads_apart("q", q, tokens, token_pool::query_heads(config), config.head_dim);
+  call.out = heads_apart("out", out, tokens, token_pool::out_heads(config), layer.value_head_dim());
   require(call.q.dtype == config.q_dtype && call.out.dtype == config.q_dtype, "q is ", q.dtype, " and out ", out.dtype,
           "; the configuration's q_dtype is ", config.q_dtype);
   call.sm_scale = layer.scaling;
@@ -175,7 +176,8 @@ void TokenPoolBackend::forward(const ConstTensorView& q, const ConstTensorView& 
                                bool save_kv_cache, Stream stream) {
   if (is_idle(batch.forward_mode)) {
     require(q.rank >= 1 && out.rank >= 1 && q.shape[0] == out.shape[0], "q and out have different numbers of tokens");
-    const TensorView rows = heads_apart("out", out, out.shape[0], layer.num_heads, layer.value_head_dim());
+    const TensorView rows =
+        heads_apart("out", out, out.shape[0], token_pool::out_heads(state_->config), layer.value_head_dim());
     if (rows.shape[0] == 0) return;  // an empty tensor may have no address
     const int64_t element = size_of(rows.dtype);
     const int64_t row_bytes = rows.shape[2] * element;

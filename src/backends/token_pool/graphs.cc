@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "backends/token_pool/backend_state.hpp"
+#include "backends/token_pool/ranks.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
 
@@ -58,6 +59,7 @@ void TokenPoolBackend::init_cuda_graph_state(int32_t max_bs, int32_t max_num_tok
                                              std::span<int32_t> kv_indices_buf) {
   State& state = *state_;
   const TokenPoolConfig& config = state.config;
+  token_pool::check_graphs(state.context, config);
   require(max_bs >= 1 && max_num_tokens >= max_bs, "max_bs is ", max_bs, " and max_num_tokens ", max_num_tokens,
           "; max_bs must be 1 or more, max_num_tokens at least as many");
   require(kv_indices_buf.empty() || state.roles.size() == 1,
@@ -130,7 +132,7 @@ void TokenPoolBackend::init_forward_metadata_capture_cuda_graph(
   }
   set.workspace = graphs.workspaces.back();
   for (const token_pool::Wrapper& wrapper : set.wrappers) {
-    init_workspace(wrapper.readings.front().reading->op(), state.workspace_of(set), stream);
+    wrapper.readings.front().reading->init_workspace(state.workspace_of(set), stream);
   }
   state.plan_step(set, stream);
   // Captured again: the earlier one's graph is gone, or will be.

@@ -5,6 +5,7 @@
 
 #include "backends/common/gpu_memory.hpp"
 #include "backends/token_pool/gpu.hpp"
+#include "backends/token_pool/ranks.hpp"
 #include "backends/token_pool/request_table.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
@@ -28,7 +29,8 @@ KvRangeJob range_job(const Step& step, const TokenPoolConfig& config, const Read
   // Sums are divided at multiples from a list's begin on: where they may not depend on the schedule, lists begin at the
   // sequence's, and the plan leaves out what no window reaches.
   const bool whole = config.determinism == Determinism::kScheduleInvariant;
-  job.window_left = whole ? -1 : config.sliding_window_size.value_or(-1);
+  job.shard = shard_of(config);
+  job.window_left = whole || job.shard.world > 1 ? -1 : config.sliding_window_size.value_or(-1);
   job.page_size = kind.page_size;
   return job;
 }
@@ -44,7 +46,7 @@ KvLists::KvLists(const Context& context, const TokenPoolConfig& config, const Re
       gpu_lists_(where_),
       gpu_indices_(where_) {
   const auto rows = static_cast<size_t>(config.max_req_pool_size);
-  for (std::vector<int32_t>* list : {&lens_, &first_pos_, &table_starts_}) list->reserve(rows);
+  for (std::vector<int32_t>* list : {&lens_, &whole_lens_, &first_pos_, &table_starts_}) list->reserve(rows);
   if (where_.type != DeviceType::kCpu) return;
   own_indptr_.reserve(rows + 1);
   own_last_page_len_.reserve(rows);
@@ -59,17 +61,19 @@ void KvLists::build(const Step& step, bool device_lengths, Stream stream) {
   num_rows_ = step.num_requests;
   const size_t count = step.lengths_known ? static_cast<size_t>(step.num_requests) : 0;
   lens_.resize(count);
+  whole_lens_.resize(count);
   first_pos_.resize(count);
   table_starts_.resize(count);
   const KvRangeJob job = range_job(step, *config_, kind_);
   for (size_t r = 0; r < count; ++r) {
     if (step.has_draft_rows()) {  // a row's list is whole, whatever the window: the mask leaves out what it must
-      lens_[r] = step.seq_lens[r];
+      lens_[r] = whole_lens_[r] = step.seq_lens[r];
       first_pos_[r] = table_starts_[r] = 0;
       continue;
     }
     const KvRange range = kv_range(job, static_cast<int32_t>(r));
     lens_[r] = range.len;
+    whole_lens_[r] = range.whole_len;
     first_pos_[r] = range.first_pos;
     table_starts_[r] = range.table_start;
   }
@@ -97,7 +101,7 @@ void KvLists::check_places(const Step& step) const {
 void KvLists::build_on_host(const Step& step) {
   const size_t count = lens_.size();
   cu_q_ = step.cu_q;
-  device_ = {lens_.data(), first_pos_.data(), step.cu_q.data()};
+  device_ = {lens_.data(), whole_lens_.data(), first_pos_.data(), step.cu_q.data()};
   if (memory_.kv_last_page_len.empty()) {
     own_last_page_len_.resize(count);
   }
@@ -135,7 +139,7 @@ void KvLists::build_on_host(const Step& step) {
 void KvLists::build_on_gpu(const Step& step, const KvRangeJob& ranges, bool device_lengths, Stream stream) {
   const auto count = static_cast<size_t>(num_rows_);
   const size_t rows = 1 + (memory_.fixed ? static_cast<size_t>(config_->max_req_pool_size) : count);
-  gpu_lists_.reserve(10 * rows * sizeof(int32_t));
+  gpu_lists_.reserve(11 * rows * sizeof(int32_t));
   auto* next = gpu_lists_.as<int32_t>();
   const auto take = [&next, rows] { return std::exchange(next, next + rows); };
   ListsJob job;
@@ -163,6 +167,8 @@ void KvLists::build_on_gpu(const Step& step, const KvRangeJob& ranges, bool devi
   }
   job.cu_q = take();
   job.kv_lens = take();
+  int32_t* const whole_lens = take();
+  if (ranges.shard.world > 1) job.whole_lens = whole_lens;
   job.first_pos = take();
   job.table_starts = take();
   int32_t* const own_indptr = take();
@@ -192,7 +198,7 @@ void KvLists::build_on_gpu(const Step& step, const KvRangeJob& ranges, bool devi
   }
   gpu::build_lists(where_.index, job, stream);
   cu_q_ = {job.cu_q, count + 1};
-  device_ = {job.kv_lens, job.first_pos, job.cu_q};
+  device_ = {job.kv_lens, job.whole_lens, job.first_pos, job.cu_q};
 }
 
 PageTableView KvLists::table() const {

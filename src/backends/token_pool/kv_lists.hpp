@@ -40,9 +40,11 @@ class KvLists {
   /// where the host knows no lengths.
   void build(const Step& step, bool device_lengths, Stream stream);
 
-  std::span<const int32_t> lens() const { return lens_; }            ///< (host)
-  std::span<const int32_t> first_pos() const { return first_pos_; }  ///< (host)
+  std::span<const int32_t> lens() const { return lens_; }              ///< (host)
+  std::span<const int32_t> whole_lens() const { return whole_lens_; }  ///< (host) with the keys of other ranks
+  std::span<const int32_t> first_pos() const { return first_pos_; }    ///< (host)
   const int32_t* device_lens() const { return device_.kv_lens; }
+  const int32_t* device_whole_lens() const { return device_.whole_lens; }  ///< over ranks
   const int32_t* device_first_pos() const { return device_.first_pos; }
   const int32_t* device_cu_q() const { return device_.cu_q; }
 
@@ -59,7 +61,7 @@ class KvLists {
   const TokenPoolConfig* config_;
   ReadingKind kind_;
   ListMemory memory_;
-  std::vector<int32_t> lens_, first_pos_, table_starts_;                       ///< (host) [R]
+  std::vector<int32_t> lens_, whole_lens_, first_pos_, table_starts_;          ///< (host) [R]
   std::span<const int32_t> cu_q_, kv_indptr_, kv_last_page_len_, kv_indices_;  ///< the step's, on the device
   int32_t num_rows_ = 0;
   std::vector<int32_t> upload_;  ///< what a plan on the host was made from, on its way to the device
@@ -67,6 +69,7 @@ class KvLists {
   ContextMemory gpu_lists_, gpu_indices_;
   struct DeviceLists {
     const int32_t* kv_lens = nullptr;
+    const int32_t* whole_lens = nullptr;
     const int32_t* first_pos = nullptr;
     const int32_t* cu_q = nullptr;
   } device_;

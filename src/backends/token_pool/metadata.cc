@@ -2,6 +2,7 @@
 
 #include "backends/token_pool/backend_state.hpp"
 #include "backends/token_pool/extend_path.hpp"
+#include "backends/token_pool/ranks.hpp"
 #include "core/error.hpp"
 #include "folio/pools.hpp"
 
@@ -52,8 +53,8 @@ void TokenPoolBackend::init_forward_metadata(const ForwardBatch& batch, Stream s
   state.check_reports();
   token_pool::StepSet& set = state.eager;
   set.step.read(state.config, batch, state.on_host, /*captured=*/false);
-  const bool pages =
-      std::ranges::all_of(set.step.encoder_lens, [&](int32_t len) { return len % state.config.page_size == 0; });
+  const bool pages = std::ranges::all_of(set.step.encoder_lens,
+                                         [&](int32_t len) { return token_pool::ends_with_page(state.config, len); });
   set.self_by_slots = !pages && token_pool::may_read_slots(state.config, batch.token_to_kv_pool);
   state.plan_step(set, stream);
 }

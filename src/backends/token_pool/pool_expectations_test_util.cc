@@ -40,6 +40,7 @@ bool PoolFixture::sees(const RadixAttention& layer, size_t request, int32_t quer
 
 std::string PoolFixture::wrong_output(const RadixAttention& layer, bool fresh_from_k) const {
   const double unit = unit_roundoff(setup.q_dtype);
+  const double partial = setup.partial == DType::kUnset ? 0.0 : unit_roundoff(setup.partial);
   constexpr double kFloat32Work = 0x1p-24 * 128;  // exponentials, sums and logits of up to 2^7 roundings each
   AttentionConfig config;
   config.num_q_heads = setup.num_heads;
@@ -82,9 +83,13 @@ std::string PoolFixture::wrong_output(const RadixAttention& layer, bool fresh_fr
     view.cu_q = request_cu_q.data();
     view.segments = {&segment, 1};
     AttentionArgs args;
-    const int64_t q_row = int64_t{setup.num_heads} * setup.head_dim * size_of(setup.q_dtype);
-    args.q =
-        ConstTensorView(q_memory.data() + cu_q[r] * q_row, setup.q_dtype, {q_len, setup.num_heads, setup.head_dim});
+    // Of all ranks' heads, where q has them, this rank's; or all, one rank's after the other's, where `out` has.
+    const int32_t q_ranks = ranks_of(setup.replicated_queries), out_ranks = ranks_of(setup.all_heads_out);
+    const int64_t q_heads = int64_t{setup.num_heads} * q_ranks;
+    const int64_t q_row = q_heads * setup.head_dim * size_of(setup.q_dtype);
+    args.q = ConstTensorView(q_memory.data() + cu_q[r] * q_row, setup.q_dtype, {q_len, q_heads, setup.head_dim});
+    args.q.shape[1] = setup.num_heads;
+    const std::byte* const first_head = static_cast<const std::byte*>(args.q.data);
     args.sm_scale = layer.scaling;
     args.logits_soft_cap = layer.logit_cap;
     args.custom_mask = visible.data();
@@ -98,17 +103,21 @@ std::string PoolFixture::wrong_output(const RadixAttention& layer, bool fresh_fr
       verify::reference_row(config, view, args, token, head, row);
     };
     for (int32_t token = 0; token < q_len; ++token) {
-      for (int32_t head = 0; head < setup.num_heads; ++head) {
+      for (int32_t out_head = 0; out_head < setup.num_heads * out_ranks; ++out_head) {
+        const int32_t head = out_head % setup.num_heads;
+        int32_t rank = out_head / setup.num_heads;
+        if (q_ranks > out_ranks) rank = setup.group->rank();
+        args.q.data = first_head + int64_t{rank} * setup.num_heads * setup.head_dim * size_of(setup.q_dtype);
         row_of(token, head, keys_v, expected);
         row_of(token, head, magnitudes, magnitude);
         for (size_t d = 0; d < expected.size(); ++d) {
-          const double allowed = unit * std::abs(expected[d]) + (unit + kFloat32Work) * magnitude[d];
-          const int64_t at = (int64_t{cu_q[r] + token} * setup.num_heads + head) * setup.v_head_dim;
+          const double allowed = unit * std::abs(expected[d]) + (unit + partial + kFloat32Work) * magnitude[d];
+          const int64_t at = (int64_t{cu_q[r] + token} * setup.num_heads * out_ranks + out_head) * setup.v_head_dim;
           const float actual = load_as_float(out_memory.data(), setup.q_dtype, at + static_cast<int64_t>(d));
           if (std::abs(actual - expected[d]) <= allowed) continue;  // NaN is wrong too
           std::ostringstream text;
-          text << "request " << r << ", token " << token << ", head " << head << ", component " << d << ": " << actual
-               << " instead of " << expected[d] << ", allowed " << allowed;
+          text << "request " << r << ", token " << token << ", head " << out_head << ", component " << d << ": "
+               << actual << " instead of " << expected[d] << ", allowed " << allowed;
           return text.str();
         }
       }
@@ -129,6 +138,7 @@ std::string PoolFixture::wrong_cache(int32_t layer_id) const {
   for (size_t r = 0; r < num_requests(); ++r) {
     for (int32_t position = 0; position < lengths.prefix[r] + lengths.fresh[r]; ++position) {
       const int32_t at_slot = slot(r, position);
+      if (at_slot < 0) continue;
       owned[static_cast<size_t>(at_slot)] = true;
       for (int32_t head = 0; head < setup.num_kv_heads; ++head) {
         for (int32_t d = 0; d < setup.head_dim; ++d) {

@@ -1,6 +1,7 @@
 #include "backends/token_pool/pool_test_util.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -74,6 +75,15 @@ void PoolFixture::make_pool(const KvPoolConfig& config) {
   pool = std::make_unique<KvPool>(config, keys, values);
 }
 
+int32_t PoolFixture::own(int32_t tokens) const {
+  if (setup.group == nullptr) return tokens;
+  return shard_len(tokens, setup.group->size(), setup.group->rank(), setup.interleave);
+}
+
+int32_t PoolFixture::ranks_of(bool given) const {
+  return given && setup.group != nullptr ? setup.group->size() : 1;
+}
+
 /// Rows of the table are shuffled, and so are pages; a row's encoder slots come first, in pages of their own.
 void PoolFixture::lay_out(uint32_t seed) {
   std::mt19937 random(seed);
@@ -86,10 +96,12 @@ void PoolFixture::lay_out(uint32_t seed) {
     const int32_t total = lengths.prefix[r] + lengths.fresh[r];
     seq_lens.push_back(is_target_verify(lengths.mode) ? lengths.prefix[r] : total);
     cu_q.push_back(cu_q.back() + lengths.fresh[r]);
-    num_pages += pages_for(lengths.encoder[r], page) + pages_for(total, page);
-    columns = std::max(columns, lengths.encoder[r] + total);
+    num_pages += pages_for(own(lengths.encoder[r]), page) + pages_for(own(total), page);
+    columns = std::max(columns, own(lengths.encoder[r]) + own(total));
+    max_context_len = std::max(max_context_len, lengths.encoder[r] + total);
   }
-  columns += 3;
+  max_context_len += 3;
+  columns = std::max(columns + 3, own(max_context_len));
   table_rows = static_cast<int32_t>(count) + 2;
   rows.resize(count);
   std::iota(rows.begin(), rows.end(), 1);
@@ -123,30 +135,38 @@ void PoolFixture::lay_out(uint32_t seed) {
     }
     ++next_page;
   };
-  const auto total_of = [&](size_t r) { return lengths.prefix[r] + lengths.fresh[r]; };
+  const auto total_of = [&](size_t r) { return own(lengths.prefix[r] + lengths.fresh[r]); };
+  const auto encoder_of = [&](size_t r) { return own(lengths.encoder[r]); };
   for (size_t r = 0; setup.joint_pages && r < count; ++r) {
-    const int32_t end = lengths.encoder[r] + total_of(r);
+    const int32_t end = encoder_of(r) + total_of(r);
     for (int32_t begin = 0; begin < end; begin += page) take(r, 0, begin, std::min(begin + page, end));
   }
   for (size_t r = 0; !setup.joint_pages && r < count; ++r) {
-    for (int32_t begin = 0; begin < lengths.encoder[r]; begin += page) {
-      take(r, 0, begin, std::min(begin + page, lengths.encoder[r]));
+    for (int32_t begin = 0; begin < encoder_of(r); begin += page) {
+      take(r, 0, begin, std::min(begin + page, encoder_of(r)));
     }
     if (setup.slots == SlotLayout::kInterleaved) continue;
     for (int32_t begin = 0; begin < total_of(r); begin += page) {
-      take(r, lengths.encoder[r], begin, std::min(begin + page, total_of(r)));
+      take(r, encoder_of(r), begin, std::min(begin + page, total_of(r)));
     }
   }
   for (int32_t begin = 0; setup.slots == SlotLayout::kInterleaved && begin < columns; begin += page) {
     for (size_t r = 0; r < count; ++r) {
-      if (begin < total_of(r)) take(r, lengths.encoder[r], begin, std::min(begin + page, total_of(r)));
+      if (begin < total_of(r)) take(r, encoder_of(r), begin, std::min(begin + page, total_of(r)));
     }
   }
 }
 
+int32_t PoolFixture::column(size_t request, int32_t position) const {
+  return own(lengths.encoder[request]) + own(position);
+}
 int32_t PoolFixture::slot(size_t request, int32_t position) const {
-  const size_t row = static_cast<size_t>(rows[request]) * static_cast<size_t>(columns);
-  return table[row + static_cast<size_t>(lengths.encoder[request] + position)];
+  if (own(position + 1) == own(position)) return -1;
+  return table[static_cast<size_t>(rows[request] * columns + column(request, position))];
+}
+int32_t PoolFixture::encoder_slot(size_t request, int32_t position) const {
+  if (own(position + 1) == own(position)) return -1;
+  return table[static_cast<size_t>(rows[request] * columns + own(position))];
 }
 
 void PoolFixture::fill(uint32_t seed) {
@@ -197,19 +217,24 @@ void PoolFixture::fill(uint32_t seed) {
     const int32_t prefix = lengths.prefix[r];
     const int32_t total = prefix + lengths.fresh[r];
     history_.push_back(make(total));
-    append(history_[r].k, k_row, 0, prefix, prefix_k);
-    append(history_[r].v, v_row, 0, prefix, prefix_v);
+    for (int32_t p = 0; p < prefix; ++p) {
+      append(history_[r].k, k_row, p, p + 1, prefix_k);
+      append(history_[r].v, v_row, p, p + 1, prefix_v);
+    }
     append(history_[r].k, k_row, prefix, total, k_memory);
     append(history_[r].v, v_row, prefix, total, v_memory);
     for (int32_t p = 0; p < total; ++p) (p < prefix ? prefix_slots : out_cache_loc).push_back(slot(r, p));
     encoder_history_.push_back(make(lengths.encoder[r]));
     append(encoder_history_[r].k, k_row, 0, lengths.encoder[r], encoder_k_memory);
     append(encoder_history_[r].v, v_row, 0, lengths.encoder[r], encoder_v_memory);
-    for (int32_t p = 0; p < lengths.encoder[r]; ++p) encoder_out_cache_loc.push_back(slot(r, p - lengths.encoder[r]));
+    for (int32_t p = 0; p < lengths.encoder[r]; ++p) encoder_out_cache_loc.push_back(encoder_slot(r, p));
   }
   write(prefix_k, prefix_v, prefix_slots);
   const int64_t tokens = num_tokens();
-  const int64_t q_row = int64_t{setup.num_heads} * setup.head_dim;
+  const int64_t q_row = int64_t{setup.num_heads} * ranks_of(setup.replicated_queries) * setup.head_dim;
+  // Every rank has heads of its own.
+  if (setup.group != nullptr && !setup.replicated_queries)
+    random.seed(seed + 200 + static_cast<uint32_t>(setup.group->rank()));
   for (int64_t i = 0; i < tokens * q_row; ++i) {
     q_memory.resize(q_memory.size() + element);
     store_from_float(q_memory.data() + q_memory.size() - element, setup.q_dtype, 0, 3.0f * uniform(random));
@@ -220,7 +245,7 @@ void PoolFixture::fill(uint32_t seed) {
   const auto encoded = static_cast<int64_t>(encoder_out_cache_loc.size());
   encoder_k = {encoder_k_memory.data(), setup.q_dtype, {encoded, static_cast<int64_t>(k_row)}};
   encoder_v = {encoder_v_memory.data(), setup.q_dtype, {encoded, static_cast<int64_t>(v_row)}};
-  const int64_t out_row = int64_t{setup.num_heads} * setup.v_head_dim;
+  const int64_t out_row = int64_t{setup.num_heads} * ranks_of(setup.all_heads_out) * setup.v_head_dim;
   out_memory.resize(static_cast<size_t>(tokens * out_row) * element);
   out = {out_memory.data(), setup.q_dtype, {tokens, out_row}};
   clear_output();
@@ -262,7 +287,7 @@ TokenPoolConfig PoolFixture::config() const {
   config.q_dtype = setup.q_dtype;
   config.kv_format = setup.pool_layout == KvPoolLayout::kCpuPacked ? KvFormat::kCpuPacked : KvFormat::kStrided;
   config.page_size = setup.kernel_page_size == 0 ? setup.page_size : setup.kernel_page_size;
-  config.max_context_len = columns;
+  config.max_context_len = max_context_len;
   config.req_to_token = dense_table(table, table_rows, columns);
   config.max_req_pool_size = std::max(8, 4 * table_rows);
   config.sliding_window_size = setup.window;
@@ -270,6 +295,12 @@ TokenPoolConfig PoolFixture::config() const {
   config.logit_cap = setup.logit_cap > 0.0f || setup.logit_caps;
   config.extend_path = setup.extend_path;
   config.determinism = setup.determinism;
+  config.dcp_group = setup.group;
+  config.cp_kv_cache_interleave_size = setup.interleave;
+  config.dcp_comm_backend = setup.combine;
+  config.dcp_replicated_queries = setup.replicated_queries;
+  config.dcp_all_heads_out = setup.all_heads_out;
+  config.dcp_partial_dtype = setup.partial;
   return config;
 }
 
@@ -314,6 +345,17 @@ std::string PoolFixture::wrong_step(const RadixAttention& layer) {
   std::string wrong = wrong_output(layer, prefill != nullptr && prefill->use_ragged);
   if (wrong.empty() && !layer.is_cross_attention) wrong = wrong_cache(layer.layer_id);
   return wrong;
+}
+
+distributed::ThreadGroupOptions group_options() {
+  distributed::ThreadGroupOptions options;
+  options.timeout = std::chrono::seconds(60);
+  if (folio::testing::on_gpu()) options.context = folio::testing::device_context();
+  return options;
+}
+
+void run_ranks(int32_t world, const std::function<void(distributed::ProcessGroup& group)>& body) {
+  distributed::run_ranks(world, body, group_options());
 }
 
 ForwardBatch OwnBatch::copy(const ForwardBatch& padded) {

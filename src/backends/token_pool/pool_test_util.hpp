@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "attention/device_test_util.hpp"
 #include "folio/backends/token_pool.hpp"
+#include "folio/distributed.hpp"
 #include "folio/pools.hpp"
 
 namespace folio::inline v0::backends::testing {
@@ -37,6 +39,12 @@ struct PoolSetup {
   Determinism determinism = Determinism::kRunToRun;
   float k_scale = 1.0f;
   float v_scale = 1.0f;
+  distributed::ProcessGroup* group = nullptr;  ///< this fixture is that rank: its tokens, slots and query heads
+  int32_t interleave = 1;
+  std::string combine = "ag_rs";
+  bool replicated_queries = false;
+  bool all_heads_out = false;
+  DType partial = DType::kUnset;  ///< TokenPoolConfig::dcp_partial_dtype
 };
 
 /// A batch by its lengths. Decodes: one new token a request; verify: `fresh` drafts each, behind the sequence.
@@ -50,7 +58,8 @@ struct PoolLengths {
 
 /// One layer, its pool, its request table and one step's batch, as an engine would have them: NaN in every slot that no
 /// request of the batch owns (the dummy slot included) and in those of new tokens until they are written, impossible
-/// slots in unused entries of the table.
+/// slots in unused entries of the table. Of a group's rank it is that rank's part of what all ranks' fixtures have
+/// alike: lengths, histories, the new tokens' keys and values.
 class PoolFixture {
  public:
   PoolFixture(const PoolSetup& setup, const PoolLengths& lengths, uint32_t seed = 1);
@@ -76,7 +85,8 @@ class PoolFixture {
   void clear_output();
   int32_t num_tokens() const { return cu_q.back(); }
   size_t num_requests() const { return seq_lens.size(); }
-  int32_t slot(size_t request, int32_t position) const;  ///< of a decoder token
+  int32_t slot(size_t request, int32_t position) const;    ///< of a decoder token; -1: another rank's
+  int32_t column(size_t request, int32_t position) const;  ///< where the row has it; of this rank's tokens
 
   PoolSetup setup;
   PoolLengths lengths;
@@ -85,6 +95,7 @@ class PoolFixture {
   std::vector<int32_t> rows;            ///< of the table
   std::vector<int32_t> table;
   int32_t table_rows = 0, columns = 0;
+  int32_t max_context_len = 0;
   std::vector<std::vector<std::byte>> pool_memory;  ///< on a GPU; else it is the pool's own
   std::unique_ptr<KvPool> pool;
   std::vector<int64_t> out_cache_loc, encoder_out_cache_loc;
@@ -98,6 +109,9 @@ class PoolFixture {
   struct History {  ///< [position, KV head, component], as k and v have it, and as the cache makes of it
     std::vector<float> k, v, cached_k, cached_v;
   };
+  int32_t own(int32_t tokens) const;   ///< how many of a sequence's first tokens this rank has
+  int32_t ranks_of(bool given) const;  ///< ranks whose heads a tensor has
+  int32_t encoder_slot(size_t request, int32_t position) const;
   void lay_out(uint32_t seed);
   void fill(uint32_t seed);
   void build_tree();
@@ -107,6 +121,11 @@ class PoolFixture {
 
   std::vector<History> history_, encoder_history_;
 };
+
+/// Of threads over this run's device.
+distributed::ThreadGroupOptions group_options();
+/// distributed::run_ranks with them.
+void run_ranks(int32_t world, const std::function<void(distributed::ProcessGroup& group)>& body);
 
 /// Batches that GraphInputs has padded, in the test's own memory: a GPU need not reach what the library allocates.
 class OwnBatch {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backends/common/gpu_memory.hpp"
+#include "backends/token_pool/ranks.hpp"
 #include "backends/token_pool/tree_window.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
@@ -15,13 +16,16 @@ GraphBounds bounds_of(const TokenPoolConfig& config, const FixedShape& shape) {
   bounds.max_requests = shape.max_requests;
   bounds.max_tokens = shape.max_tokens;
   bounds.max_q_len = shape.max_q_len;
+  if (is_divided(config)) {  // ranks' tables may differ, and bounds must not
+    bounds.max_kv_len = core::checked_cast<int32_t>(int64_t{config.max_context_len} + shape.max_q_len);
+    return bounds;
+  }
   const auto columns = static_cast<int32_t>(std::min<int64_t>(config.req_to_token.row_stride, INT32_MAX));
   bounds.max_kv_len = std::max(config.max_context_len, columns);
   return bounds;
 }
 
-AttentionOp prepare_op(const Context& context, const TokenPoolConfig& config, const ReadingKind& kind,
-                       const std::optional<FixedShape>& shape) {
+AttentionConfig attention_config(const TokenPoolConfig& config, const ReadingKind& kind) {
   AttentionConfig attention;
   attention.num_q_heads = config.num_heads;
   attention.num_kv_heads = config.num_kv_heads;
@@ -39,9 +43,21 @@ AttentionOp prepare_op(const Context& context, const TokenPoolConfig& config, co
   }
   if (config.logit_cap) attention.features = Feature::kSoftCap;
   attention.determinism = config.determinism;
+  return attention;
+}
+
+PrepareOptions prepare_options(const TokenPoolConfig& config, const std::optional<FixedShape>& shape) {
   PrepareOptions options;
   if (shape) options.bounds = bounds_of(config, *shape);
-  return prepare(context, attention, options);
+  return options;
+}
+
+std::optional<distributed::DcpAttention> over_ranks(const Context& context, const TokenPoolConfig& config,
+                                                    const ReadingKind& kind, const std::optional<FixedShape>& shape) {
+  if (!is_divided(config)) return std::nullopt;
+  distributed::DcpConfig dcp = dcp_config(parallel_of(config), prepare_options(config, shape));
+  dcp.attention = attention_config(config, kind);
+  return distributed::DcpAttention(context, *config.dcp_group, dcp);
 }
 
 }  // namespace
@@ -50,12 +66,14 @@ KvReading::KvReading(const Context& context, const TokenPoolConfig& config, cons
                      const ListMemory& memory, const std::optional<FixedShape>& shape)
     : config_(&config),
       kind_(kind),
-      op_(prepare_op(context, config, kind, shape)),
-      buffer_(make_plan_buffer(op_)),
+      ranks_(over_ranks(context, config, kind, shape)),
+      op_(ranks_ ? ranks_->cached_op()
+                 : prepare(context, attention_config(config, kind), prepare_options(config, shape))),
       lists_(context, config, kind, memory),
       fixed_(shape.has_value()),
       on_host_(context.device().type == DeviceType::kCpu),
       gpu_mask_(context.device()) {
+  if (!ranks_) buffer_.emplace(make_plan_buffer(op_));
   if (!shape || on_host_ || !is_windowed_tree()) return;
   // Captured graphs know the address, so that it must not grow.
   const int64_t row_bytes =
@@ -65,10 +83,38 @@ KvReading::KvReading(const Context& context, const TokenPoolConfig& config, cons
 
 void KvReading::plan(const Step& step, uint64_t number, Stream stream) {
   plan_.reset();
+  rank_plan_.reset();
   // What is captured beside such a plan holds for whatever lengths a replay finds on the device. Trees are planned from
   // the host's lengths, into the same image.
   const bool device_lengths = fixed_ && !on_host_ && kind_.mask != MaskKind::kCustom;
   lists_.build(step, device_lengths, stream);
+  args_ = {};
+  args_[0].table = lists_.table();
+  num_segments_ = 1;
+  if (ranks_) {
+    plan_over_ranks(step, device_lengths, stream);
+  } else {
+    plan_undivided(step, device_lengths, stream);
+  }
+  number_ = number;
+  const int64_t slots = kind_.role == WrapperRole::kWindow ? step.num_window_slots : step.num_slots;
+  checked_pages_ = core::ceil_div(slots, int64_t{kind_.page_size});
+}
+
+/// The ranks find their shares of the whole sequences' lengths themselves.
+void KvReading::plan_over_ranks(const Step& step, bool device_lengths, Stream stream) {
+  distributed::DcpBatch batch;
+  batch.where = device_lengths ? Where::kDevice : Where::kHost;
+  if (device_lengths) batch.num_tokens = step.num_tokens;
+  batch.num_requests = step.num_requests;
+  batch.cu_q = device_lengths ? lists_.device_cu_q() : step.cu_q.data();
+  batch.seq_lens = device_lengths ? lists_.device_whole_lens() : lists_.whole_lens().data();
+  batch.num_cached = kind_.ragged ? 0 : step.num_requests;
+  batch.cross_attention = kind_.role == WrapperRole::kCross;
+  rank_plan_.emplace(DcpWindowPlan{lists_.wrapper().window_left, &*ranks_, ranks_->plan(batch, stream)});
+}
+
+void KvReading::plan_undivided(const Step& step, bool device_lengths, Stream stream) {
   BatchView view;
   view.where = device_lengths ? Where::kDevice : Where::kHost;
   view.num_requests = step.num_requests;
@@ -78,8 +124,6 @@ void KvReading::plan(const Step& step, uint64_t number, Stream stream) {
   segments_ = {};
   segments_[0].kv_len = device_lengths ? lists_.device_lens() : lists_.lens().data();
   segments_[0].first_pos = device_lengths ? lists_.device_first_pos() : lists_.first_pos().data();
-  args_ = {};
-  args_[0].table = lists_.table();
   if (kind_.ragged) {
     tail_len_.resize(static_cast<size_t>(step.num_requests));
     for (size_t r = 0; r < tail_len_.size(); ++r) tail_len_[r] = step.cu_q[r + 1] - step.cu_q[r];
@@ -90,10 +134,25 @@ void KvReading::plan(const Step& step, uint64_t number, Stream stream) {
   }
   if (kind_.mask == MaskKind::kCustom) plan_tree(step, view, stream);
   view.segments = std::span(segments_).first(num_segments_);
-  plan_.emplace(folio::plan(op_, view, buffer_, stream));
-  number_ = number;
-  const int64_t slots = kind_.role == WrapperRole::kWindow ? step.num_window_slots : step.num_slots;
-  checked_pages_ = core::ceil_div(slots, int64_t{kind_.page_size});
+  plan_.emplace(folio::plan(op_, view, *buffer_, stream));
+}
+
+void KvReading::check_plans() {
+  if (ranks_) {
+    ranks_->check();
+  } else {
+    folio::check_plans(*buffer_);
+  }
+}
+
+size_t KvReading::workspace_bytes() const {
+  if (!ranks_) return workspace_size(op_);
+  if (fixed_) return ranks_->workspace_size();
+  return rank_plan_ ? ranks_->workspace_size(rank_plan_->plan) : 0;
+}
+
+void KvReading::init_workspace(Workspace workspace, Stream stream) {
+  if (!ranks_) folio::init_workspace(op_, workspace, stream);
 }
 
 void KvReading::check_pages(int64_t num_pages) {
@@ -131,7 +190,7 @@ void KvReading::run(const LayerCall& call, Workspace workspace, Stream stream) {
   args_[0].cache = call.cache;
   args_[0].k_scale = call.k_scale;
   args_[0].v_scale = call.v_scale;
-  if (kind_.ragged) {
+  if (kind_.ragged && !ranks_) {
     args_[1].ragged.k = call.k;
     args_[1].ragged.v = call.v;
   }
@@ -141,6 +200,10 @@ void KvReading::run(const LayerCall& call, Workspace workspace, Stream stream) {
   args.segments = std::span(args_).first(num_segments_);
   args.sm_scale = call.sm_scale;
   args.logits_soft_cap = call.logit_cap;
+  if (rank_plan_) {
+    run_dcp(*rank_plan_, args, call.k, call.v, workspace, stream);
+    return;
+  }
   if (kind_.mask == MaskKind::kCustom) {
     args.custom_mask = mask_.data();
     args.custom_mask_bytes = static_cast<int64_t>(mask_.size());

@@ -4,6 +4,8 @@
 #include <bit>
 #include <numeric>
 
+#include "backends/token_pool/device/kv_range_rule.hpp"
+#include "backends/token_pool/ranks.hpp"
 #include "core/checked_math.hpp"
 #include "core/error.hpp"
 
@@ -115,6 +117,14 @@ void check_mode(const TokenPoolConfig& config, const ForwardBatch& batch) {
         ErrorCode::kUnsupported,
         "spec_info.kv_indptr is given; draft rows are offered with page_size 1, one pool and decoder-only models");
   }
+  if (shard_of(config).world == 1) return;
+  if (drafts) {
+    core::fail(ErrorCode::kUnsupported, "spec_info.kv_indptr is given with a dcp_group; draft rows name slots of one ",
+               "rank, and not which tokens these are");
+  }
+  if (!spec.tree_mask.empty()) {
+    core::fail(ErrorCode::kUnsupported, "spec_info.tree_mask is given with a dcp_group; over ranks drafts are chains");
+  }
 }
 
 }  // namespace
@@ -160,6 +170,15 @@ void Step::read(const TokenPoolConfig& config, const ForwardBatch& batch, bool o
     cu_q[r + 1] = core::checked_cast<int32_t>(int64_t{cu_q[r]} + q_len);
   }
   num_tokens = cu_q[count];
+  if (shard_of(config).world > 1 && lengths_known) check_queries();
+}
+
+/// Ranks divide positions, and a query that has none could not be placed.
+void Step::check_queries() const {
+  for (size_t r = 0; r < seq_lens.size(); ++r) {
+    require(extend || seq_lens[r] + drafts() >= queries(), "request ", r, " has seq_len ", seq_lens[r],
+            "; over ranks padding requests have length 1");
+  }
 }
 
 void Step::read_lengths(const TokenPoolConfig& config, const ForwardBatch& batch, bool on_host) {
@@ -200,16 +219,22 @@ void Step::read_encoders(const TokenPoolConfig& config, const ForwardBatch& batc
   }
 }
 
-void Step::check_new_slots(const SlotTable& table, std::span<const int64_t> slots, const char* name) const {
+void Step::check_new_slots(const SlotTable& table, const KvShard& shard, std::span<const int64_t> slots,
+                           const char* name) const {
   if (rows.empty() || static_cast<int64_t>(slots.size()) != num_tokens) return;  // a write refuses other sizes
   for (size_t r = 0; r < rows.size(); ++r) {
     const int64_t first = extend ? prefix_lens[r] : int64_t{seq_lens[r]} + drafts() - queries();
-    const int64_t encoder = encoder_lens.empty() ? 0 : encoder_lens[r];
+    const int64_t encoder = encoder_lens.empty() ? 0 : own_tokens(shard, encoder_lens[r]);
     for (int32_t token = cu_q[r]; token < cu_q[r + 1]; ++token) {
       const int64_t slot = slots[static_cast<size_t>(token)];
       const int64_t position = first + token - cu_q[r];
       if (slot < 0 || position < 0) continue;  // not stored; or padding of length 0, which has no position
-      const int64_t column = encoder + position;
+      if (shard.world > 1 && rows[r] == kPaddingRow && slot == kDummySlot) continue;  // padding, on every rank
+      const int32_t before = own_tokens(shard, static_cast<int32_t>(position));
+      require(own_tokens(shard, static_cast<int32_t>(position) + 1) > before, name, " has slot ", slot, " for token ",
+              token, ", position ", position, " of request ", r, ", which lies on another rank than this, ", shard.rank,
+              ": its slot must be negative");
+      const int64_t column = encoder + before;
       require(column < table.columns_of(rows[r]), "request ", r, " stores a token at position ", column, " of row ",
               rows[r], ", which has ", table.columns_of(rows[r]));
       require(slot == table.at(rows[r], column), name, " has slot ", slot, " for token ", token, "; request ", r,

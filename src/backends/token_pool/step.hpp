@@ -44,11 +44,13 @@ struct Step {
   void read(const TokenPoolConfig& config, const ForwardBatch& batch, bool on_host, bool captured);
 
   /// Throws kInvalidArgument, naming the token, unless every new token is stored where its row of the request table
-  /// says, or nowhere (negative). Host memory; `name` is the argument's. O(tokens).
-  void check_new_slots(const SlotTable& table, std::span<const int64_t> slots, const char* name) const;
+  /// says, or nowhere (negative), as those of other ranks. Host memory; `name` is the argument's. O(tokens).
+  void check_new_slots(const SlotTable& table, const KvShard& shard, std::span<const int64_t> slots,
+                       const char* name) const;
 
  private:
   void read_lengths(const TokenPoolConfig& config, const ForwardBatch& batch, bool on_host);
+  void check_queries() const;
   void read_encoders(const TokenPoolConfig& config, const ForwardBatch& batch, bool on_host);
   void read_draft_rows(const TokenPoolConfig& config, const ForwardBatch& batch, bool on_host);
   void read_extends(const ForwardBatch& batch, bool on_host);

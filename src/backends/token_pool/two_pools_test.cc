@@ -36,13 +36,18 @@ struct WindowPool {
     for (size_t r = 0; r < fixture.num_requests(); ++r) {
       const auto [first, count] = reach(fixture, r, *setup.window);
       for (int32_t p = first; p < first + count; ++p) {
-        const auto entry = static_cast<size_t>(fixture.rows[r] * fixture.columns + p);
+        const bool fresh = p >= fixture.lengths.prefix[r];
+        if (fixture.slot(r, p) < 0) {  // another rank's
+          if (fresh) slots.push_back(-1);
+          continue;
+        }
+        const auto entry = static_cast<size_t>(fixture.rows[r] * fixture.columns + fixture.column(r, p));
         table[entry] = next;
         const auto from = static_cast<size_t>(fixture.table[entry]) * row_bytes;
         const auto to = static_cast<size_t>(next) * row_bytes;
         std::memcpy(static_cast<std::byte*>(view.k) + to, static_cast<std::byte*>(full.k) + from, row_bytes);
         std::memcpy(static_cast<std::byte*>(view.v) + to, static_cast<std::byte*>(full.v) + from, row_bytes);
-        if (p >= fixture.lengths.prefix[r]) slots.push_back(next);
+        if (fresh) slots.push_back(next);
         --next;
       }
     }
@@ -89,23 +94,38 @@ std::vector<TwoPoolsCase> two_pools_cases() {
   return cases;
 }
 
+/// A step of both layers, the one with the window over a pool of its own.
+void expect_attention(const PoolSetup& setup, const PoolLengths& lengths) {
+  PoolFixture fixture(setup, lengths);
+  const WindowPool window(fixture, setup);
+  TokenPoolConfig config = fixture.config();
+  config.window_req_to_token = dense_table(window.table, fixture.table_rows, fixture.columns);
+  fixture.batch.window_token_to_kv_pool = window.pool.get();
+  fixture.batch.window_out_cache_loc = window.slots;
+  TokenPoolBackend backend(fixture.context, config);
+  backend.init_forward_metadata(fixture.batch);
+  const bool ragged = is_extend(lengths.mode) && setup.extend_path == ExtendPath::kRagged;
+  for (const RadixAttention& layer : {fixture.layer(), fixture.full_layer()}) {
+    fixture.clear_output();
+    fixture.forward(backend, layer);
+    EXPECT_EQ(fixture.wrong_output(layer, ragged), "") << to_string(lengths.mode) << " " << lengths.parents.size();
+  }
+}
+
 /// Also where lists begin with the sequence and name the dummy slot, which holds NaN, in place of what is gone.
 TEST(TokenPoolTwoPools, WindowedLayersHaveSlotsOfTheirOwn) {
-  for (const auto& [setup, lengths] : two_pools_cases()) {
-    PoolFixture fixture(setup, lengths);
-    const WindowPool window(fixture, setup);
-    TokenPoolConfig config = fixture.config();
-    config.window_req_to_token = dense_table(window.table, fixture.table_rows, fixture.columns);
-    fixture.batch.window_token_to_kv_pool = window.pool.get();
-    fixture.batch.window_out_cache_loc = window.slots;
-    TokenPoolBackend backend(fixture.context, config);
-    backend.init_forward_metadata(fixture.batch);
-    const bool ragged = is_extend(lengths.mode) && setup.extend_path == ExtendPath::kRagged;
-    for (const RadixAttention& layer : {fixture.layer(), fixture.full_layer()}) {
-      fixture.clear_output();
-      fixture.forward(backend, layer);
-      EXPECT_EQ(fixture.wrong_output(layer, ragged), "") << to_string(lengths.mode) << " " << lengths.parents.size();
-    }
+  for (const auto& [setup, lengths] : two_pools_cases()) expect_attention(setup, lengths);
+}
+
+/// Over ranks too, whose lists always begin so.
+TEST(TokenPoolTwoPools, OverRanks_WindowedLayersHaveSlotsOfTheirOwn) {
+  for (const auto& given : two_pools_cases()) {
+    if (!given.lengths.parents.empty()) continue;  // trees are refused there
+    testing::run_ranks(2, [&given = given](distributed::ProcessGroup& group) {
+      PoolSetup setup = given.setup;
+      setup.group = &group;
+      expect_attention(setup, given.lengths);
+    });
   }
 }
 

@@ -12,6 +12,7 @@
 #include "folio/backends/token_pool/layer.hpp"
 #include "folio/backends/token_pool/metadata.hpp"
 #include "folio/context.hpp"
+#include "folio/distributed/dcp_attention.hpp"
 #include "folio/types/attention.hpp"
 
 namespace folio::inline v0::backends {
@@ -74,6 +75,19 @@ struct TokenPoolConfig {
   Determinism determinism = Determinism::kRunToRun;
   std::optional<bool> force_tensor_core;  ///< what should_use_tensor_core is told
 
+  /// The ranks that divide every request's keys by tokens, token p on rank
+  /// (p / cp_kv_cache_interleave_size) % size; borrowed, for as long as there is a backend. They have the same KV heads
+  /// and serve the same batches with the same calls. Pools, request tables and slots are then a rank's own; lengths are
+  /// the whole sequences'. See docs/token_pool.md, "Over ranks". Null, or one rank: not divided.
+  distributed::ProcessGroup* dcp_group = nullptr;
+  int32_t cp_kv_cache_interleave_size = 1;  ///< neighbouring tokens that stay on one rank, whatever the page size
+  std::string dcp_comm_backend = "ag_rs";   ///< how ranks combine their results: "ag_rs" or "a2a"
+  distributed::DcpTransport dcp_transport = distributed::DcpTransport::kAuto;  ///< as DcpConfig::transport
+  bool dcp_replicated_queries = false;  ///< q has the heads of all ranks, rank 0's first: none are gathered
+  /// Outputs have the heads of all ranks on every rank. Needs dcp_replicated_queries and "ag_rs".
+  bool dcp_all_heads_out = false;
+  DType dcp_partial_dtype = DType::kUnset;  ///< as DcpConfig::partial_dtype: float32, or q_dtype where that has 16 bits
+
   int32_t value_head_dim() const noexcept { return v_head_dim < 0 ? head_dim : v_head_dim; }
 };
 
@@ -99,6 +113,8 @@ struct GraphBatchExtras {
 /// table must name the new tokens' slots before init_forward_metadata. With a sliding window there are two groups of
 /// layers (WrapperDispatch), both exact: with soft caps, prefixes and extends of one token, whichever path is taken.
 ///
+/// Over ranks (TokenPoolConfig::dcp_group) every forward is collective, on a GPU metadata too, and so is capturing.
+///
 /// On a GPU, lists are built and attention runs on `stream`; eager plans and trees' come from the (host) lengths, those
 /// of captured decodes and chains from the device's, so that nothing waits. What the host knows is checked there before
 /// anything is enqueued: lengths, rows' ends, pages. The device checks the rest: rows, slots, its own lengths. A
@@ -121,9 +137,10 @@ class FOLIO_API TokenPoolBackend {
   void init_forward_metadata(const ForwardBatch& batch, Stream stream = {});
 
   /// A layer's attention over the present step. q is [tokens, num_heads, head_dim] or [tokens, num_heads * head_dim], k
-  /// and v likewise with KV heads, out with v_head_dim. k and v without data: read the cache only (a layer that shares
-  /// another's). save_kv_cache false: k and v are in the cache already, or belong to an encoder-only layer. Everything
-  /// is checked before anything is written. Allocates nothing once warm.
+  /// and v likewise with KV heads, out with v_head_dim; q and out have all ranks' heads where the configuration says
+  /// so. k and v without data: read the cache only (a layer that shares another's). save_kv_cache false: k and v are in
+  /// the cache already, or belong to an encoder-only layer. Everything is checked before anything is written. Allocates
+  /// nothing once warm.
   void forward_extend(const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& v,
                       const RadixAttention& layer, const ForwardBatch& batch, const TensorView& out,
                       bool save_kv_cache = true, Stream stream = {});
@@ -136,7 +153,8 @@ class FOLIO_API TokenPoolBackend {
                Stream stream = {});
 
   /// Throws what kernels of earlier steps have reported, as far as they have run: kInvalidArgument naming the request,
-  /// once. The next metadata throw it too. O(captured shapes); waits for nothing. Nothing is ever reported on a CPU.
+  /// once. The next metadata throw it too. O(captured shapes); waits for nothing. On a CPU only that the ranks' group
+  /// has failed.
   void check_plans();
 
   /// None before the first step, and after one that was refused.

@@ -87,7 +87,8 @@ struct ForwardBatch {
   std::span<const int32_t> seq_lens_cpu;  ///< (host) the same: what is planned from, so that nothing waits for a GPU
   int64_t seq_lens_sum = -1;  ///< their sum, padding included, where the engine knows it: checked. -1: unknown
   /// [tokens], where each new token is stored: the slot that its row of the request table has at its position, on a CPU
-  /// checked by the step's first forward that stores; negative: not stored. Decoder tokens.
+  /// checked by the step's first forward that stores; negative: not stored. Decoder tokens. Over ranks this rank's: a
+  /// token of another rank has a negative slot.
   std::span<const int64_t> out_cache_loc;
 
   std::span<const int32_t> extend_prefix_lens;      ///< extends: [batch_size], tokens that were cached before
@@ -97,7 +98,7 @@ struct ForwardBatch {
 
   std::span<const int32_t> encoder_lens;           ///< cross attention: [batch_size], slots in front of the row
   std::span<const int32_t> encoder_lens_cpu;       ///< (host)
-  std::span<const int64_t> encoder_out_cache_loc;  ///< where a cross-attention layer's new keys and values go
+  std::span<const int64_t> encoder_out_cache_loc;  ///< where a cross-attention layer's new keys and values go; likewise
 
   SpecInfo spec_info;
   const KvPool* token_to_kv_pool = nullptr;  ///< the layers' keys and values

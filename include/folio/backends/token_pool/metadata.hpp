@@ -17,7 +17,8 @@ enum class WrapperDispatch : int32_t {
 };
 
 /// What one group of layers reads in the present step; see TokenPoolBackend. Views on the context's device, valid until
-/// the next step's metadata. R requests (rows of SpecInfo::kv_indptr where it is given).
+/// the next step's metadata. R requests (rows of SpecInfo::kv_indptr where it is given). Over ranks the tokens are this
+/// rank's, from the sequence's begin.
 struct KvWrapper {
   int32_t window_left = -1;             ///< keys left of a query that it sees; -1 = all
   std::span<const int32_t> qo_indptr;   ///< [R + 1], tokens

@@ -51,13 +51,14 @@ __global__ void __launch_bounds__(kRangeThreads) ranges_kernel(const __grid_cons
       if (range.len > 0) {
         listed.found = {0, KvRangeFault::kCapacity, r, 0, entries_to, job.capacity};
       }
-      range.len = 0;
+      range.len = range.whole_len = 0;
       entries_to = job.capacity;
     }
     if (listed.found.fault != KvRangeFault::kNone) report_to(job.report, listed.found);
     job.cu_q[r + 1] = static_cast<int32_t>(queries_to);
     if (job.kv_indptr != nullptr) job.kv_indptr[r + 1] = static_cast<int32_t>(entries_to);
     job.kv_lens[r] = range.len;
+    if (job.whole_lens != nullptr) job.whole_lens[r] = range.whole_len;
     job.first_pos[r] = range.first_pos;
     job.table_starts[r] = range.table_start;
     if (job.kv_last_page_len != nullptr) job.kv_last_page_len[r] = last_page_len(range.len, job.ranges.page_size);

@@ -32,6 +32,7 @@ struct ListsJob {
   int32_t* kv_indptr = nullptr;              ///< [R + 1]; null: not written
   int32_t* kv_last_page_len = nullptr;       ///< [R]; null: not written
   int32_t* kv_lens = nullptr;                ///< [R]
+  int32_t* whole_lens = nullptr;             ///< [R], over ranks: keys on all of them; null: not written
   int32_t* first_pos = nullptr;              ///< [R]
   int32_t* table_starts = nullptr;           ///< [R]; kNoRow: the request's entries are the dummy page
   int32_t* kv_indices = nullptr;
@@ -99,7 +100,7 @@ FOLIO_HOST_DEVICE constexpr ListedRange listed_range(const ListsJob& job, int32_
       range.table_start = kNoRow;
     } else {
       range.q_len = range.q_len < 0 ? 0 : range.q_len;
-      range.len = range.first_pos = range.table_start = 0;
+      range.len = range.whole_len = range.first_pos = range.table_start = 0;
     }
   } else if (planned && (found.q_len != range.q_len || found.len != range.len || found.first_pos != range.first_pos ||
                          found.table_start != range.table_start)) {

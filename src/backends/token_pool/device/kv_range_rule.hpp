@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "backends/token_pool/device/kv_indices_rule.hpp"
+#include "folio/types/attention.hpp"
 #include "folio/types/export.hpp"
 
 /// Which keys of a request a wrapper reads from the cache: constexpr, for one request, so that a device builds its
@@ -29,14 +30,25 @@ struct KvRangeJob {
   bool ragged = false;  ///< new tokens' keys are not read from the cache
   int32_t window_left = -1;
   int32_t page_size = 1;
+  KvShard shard;  ///< the rank's share of every sequence, and of every encoder's tokens
 };
 
 struct KvRange {
   int32_t q_len = 0;
-  int32_t len = 0;          ///< tokens read from the cache
+  int32_t len = 0;          ///< tokens read from the cache, of this rank
+  int32_t whole_len = 0;    ///< keys that the request has after the step, over all ranks
   int32_t first_pos = 0;    ///< position in the sequence of the first
   int32_t table_start = 0;  ///< where it stands in the row of the request table
 };
+
+/// How many of a sequence's first `tokens` lie on the rank; what is no number of tokens stays as it is.
+FOLIO_HOST_DEVICE constexpr int32_t own_tokens(const KvShard& shard, int32_t tokens) {
+  if (shard.world == 1 || tokens <= 0) return tokens;
+  const int64_t stripe = int64_t{shard.world} * shard.interleave;
+  const int64_t begun = tokens % stripe - int64_t{shard.rank} * shard.interleave;
+  const int64_t of_begun = begun < 0 ? 0 : (begun < shard.interleave ? begun : shard.interleave);
+  return static_cast<int32_t>(tokens / stripe * shard.interleave + of_begun);
+}
 
 FOLIO_HOST_DEVICE constexpr KvRange kv_range(const KvRangeJob& job, int32_t r) {
   const int32_t end = job.seq_lens[r] + job.drafts;
@@ -44,13 +56,17 @@ FOLIO_HOST_DEVICE constexpr KvRange kv_range(const KvRangeJob& job, int32_t r) {
   KvRange range;
   range.q_len = end - first_query;
   if (job.role == WrapperRole::kCross) {
-    range.len = job.encoder_lens[r];
+    range.whole_len = job.encoder_lens[r];
+    range.len = own_tokens(job.shard, range.whole_len);
     return range;
   }
+  range.whole_len = end;
   const int32_t window_left = job.role == WrapperRole::kWindow ? job.window_left : -1;
   range.first_pos = static_cast<int32_t>(window_start(first_query, window_left, job.page_size));
-  range.len = (job.ragged ? first_query : end) - range.first_pos;
-  range.table_start = range.first_pos + (job.role == WrapperRole::kSelf ? job.encoder_lens[r] : 0);
+  // A divided sequence is listed whole: what its plan leaves out, it finds by positions.
+  range.len = own_tokens(job.shard, (job.ragged ? first_query : end) - range.first_pos);
+  range.table_start =
+      range.first_pos + (job.role == WrapperRole::kSelf ? own_tokens(job.shard, job.encoder_lens[r]) : 0);
   return range;
 }
 
