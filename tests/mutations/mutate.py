@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Plants one mistake at a time in a copy of the sources and checks that a test fails.
 
-    tests/mutations/mutate.py [--list | --applies] [--only NAME ...] [--part [N]] [--test PROGRAM ...] [--jobs N] [--keep DIR]
+    tests/mutations/mutate.py [--list | --applies] [--only NAME ...] [--part [N]] [--minutes M] [--test PROGRAM ...] [--jobs N] [--keep DIR]
 
 The mistakes stand in mutations.py: in which file, the exact text to replace (it must occur exactly once: when sources
 move, this fails loudly), the new text. A mistake is caught if one of the test programs below fails,
@@ -209,6 +209,8 @@ def main():
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these (a name, or the beginning of one)")
     parser.add_argument("--part", nargs="?", type=int, const=datetime.date.today().toordinal() % PARTS, metavar="N",
                         choices=range(PARTS), help="only one of 30 parts: number N, or today's, so that 30 days take all")
+    parser.add_argument("--minutes", type=float, default=float("inf"), metavar="M",
+                        help="begin no mutation after so many minutes; which come first changes every 30 days")
     parser.add_argument("--test", nargs="+", metavar="PROGRAM", choices=TESTS, default=list(TESTS),
                         help="only these test programs: " + ", ".join(TESTS))
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="copies built and tested at once (default: cores)")
@@ -230,19 +232,24 @@ def main():
     chosen = [m for m in MUTATIONS if not arguments.only or any(m.name.startswith(name) for name in arguments.only)]
     if arguments.part is not None:  # neighbours in the list: mistakes of one subject, found by few programs
         chosen = chosen[len(chosen) * arguments.part // PARTS : len(chosen) * (arguments.part + 1) // PARTS]
+    if chosen and arguments.minutes != float("inf"):  # a third further with every cycle of all parts
+        first = datetime.date.today().toordinal() // PARTS * (len(chosen) // 3 + 1) % len(chosen)
+        chosen = chosen[first:] + chosen[:first]
     if not chosen:
         parser.error("no mutation has such a name; see --list")
     directory = arguments.keep or pathlib.Path(tempfile.mkdtemp(prefix="folio-mutations-"))
     start = time.monotonic()
     try:
-        results = run_all(chosen, directory, max(1, min(arguments.jobs, len(chosen))), arguments.test)
+        results = run_all(chosen, directory, max(1, min(arguments.jobs, len(chosen))), arguments.test,
+                          start + 60 * arguments.minutes)
     finally:
         if not arguments.keep:
             shutil.rmtree(directory, ignore_errors=True)
     return report(results, time.monotonic() - start)
 
 
-def run_all(chosen, directory, jobs, tests):
+def run_all(chosen, directory, jobs, tests, deadline):
+    """Result of every mutation; "not begun" of those whose turn came after `deadline`."""
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         copies = list(pool.map(lambda number: Copy(directory / str(number), tests), range(jobs)))
         sound = sorted({nearest_first(mutation, tests)[0] for mutation in chosen}, key=list(TESTS).index)
@@ -254,6 +261,8 @@ def run_all(chosen, directory, jobs, tests):
         def one(mutation):
             copy = free.get()
             try:
+                if time.monotonic() > deadline:
+                    return Result(mutation, "not begun", "", 0)
                 result = copy.try_mutation(mutation)
             finally:
                 free.put(copy)
@@ -284,13 +293,14 @@ def report(results, seconds):
     for rule in dict.fromkeys(result.mutation.rule for result in results):
         of_rule = [result for result in results if result.mutation.rule == rule]
         print(f"{rule:{width}}  {sum(r.verdict == 'caught' for r in of_rule):6}  {len(of_rule):7}")
-    bad = [result for result in results if result.verdict not in ("caught", "not tried")]
+    bad = [result for result in results if result.verdict not in ("caught", "not tried", "not begun")]
     for result in bad:
         print(f"\n{result.verdict}: {result.mutation.name} ({result.mutation.edits[0].file})")
         if result.verdict != "MISSED":
             print(result.by)
     caught = sum(result.verdict == "caught" for result in results)
-    print(f"\n{caught} of {len(results)} caught, {len(results) - len(bad) - caught} not tried, in {seconds:.0f} s")
+    late = sum(result.verdict == "not begun" for result in results)
+    print(f"\n{caught} of {len(results)} caught, {len(results) - len(bad) - caught - late} not tried, {late} not begun, in {seconds:.0f} s")
     return 1 if bad else 0
 
 
