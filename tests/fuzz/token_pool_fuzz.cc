@@ -186,8 +186,12 @@ void check_tree(FuzzInput& input) {
     }
     if (bytes > kMostEntries) continue;
     std::vector<uint8_t> mask(static_cast<size_t>(bytes), 0xaa);
-    const int32_t window = form == 0 || form == 3 ? input.take_length(8) - 1 : -1;
-    if (window < -1) continue;
+    int32_t window = -1;
+    if (form == 0 || form == 3) {
+      const int32_t keys = input.take_length(8);
+      if (keys < 0) continue;
+      window = keys - 1;
+    }
     FUZZ_CHECK(is_forest == accepted([&] {
                  fill_tree_mask(static_cast<TreeMaskForm>(form), parents, seq_lens, shape.draft_token_num, mask,
                                 window);
