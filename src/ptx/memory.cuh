@@ -27,6 +27,13 @@ __device__ __forceinline__ uint4 ld_shared_16(uint32_t shared) {
   return value;
 }
 
+/// Waits until the loads from shared memory that `x` was computed of are complete. TMA writes by the async proxy, which
+/// __syncwarp does not order behind loads: issued while they are on their way, it may write first. A fence
+/// (fence_view_async_shared) orders them too, and takes longer. `shared`: any address but 0; the store never executes.
+__device__ __forceinline__ void wait_loaded(uint32_t x, uint32_t shared) {
+  asm volatile("{.reg .pred p; setp.eq.u32 p, %1, 0; @p st.shared.b32 [%1], %0;}" ::"r"(x), "r"(shared) : "memory");
+}
+
 __device__ __forceinline__ uint2 ld_shared_8(uint32_t shared) {
   uint2 value;
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(shared) : "memory");

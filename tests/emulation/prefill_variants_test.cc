@@ -77,6 +77,16 @@ TEST(PrefillCustomMask, OfTilesThatAllOrNoRowsSee) {
   }
 }
 
+/// Behind a long prefix that TMA loads, new tokens that all producer warps copy: fetch warps come to these first.
+TEST(PrefillSegments, OfCopiedTokensBehindALongPrefix) {
+  for (const char* levels :
+       {"dims=192/128 format=concatenated", "dims=128/128", "dims=256/256", "dims=64/64 page=32"}) {
+    check_case(std::string("kernel=cuda-sm90-prefill seed=3 group=4 queries=prefill lengths=long segments=prefix+new "
+                           "determinism=batch workers=1 ") +
+               levels);
+  }
+}
+
 /// FP8 MMA has a producer and consumers of its own.
 TEST(PrefillFp8Mma, Conforms) {
   for (const char* levels :

@@ -29,6 +29,7 @@ inline uint32_t ld_shared_4(uint32_t shared) {
 inline void st_shared_4(uint32_t shared, uint32_t value) {
   std::memcpy(shared_at(shared), &value, 4);
 }
+inline void wait_loaded(uint32_t, uint32_t) {}
 inline uint2 ld_shared_8(uint32_t shared) {
   uint2 value;
   std::memcpy(&value, shared_at(shared), 8);

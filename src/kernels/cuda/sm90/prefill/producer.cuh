@@ -72,6 +72,9 @@ class Producer : protected TileFetcher<T, DimQk, DimV, kVariant, FetchWarps> {
       if (!is_fetch_warp) ptx::mbarrier_arrive(this->full_barrier(tile_buffer), kLaneArrivals);
       if (all_done) break;
       if (by_threads) {
+        // Behind a work tile that TMA loads, fetch warps are ahead of the others by up to all its KV tiles, and the
+        // parity of a stage's barrier tells them two neighbouring phases apart, no more.
+        ptx::named_barrier_sync(kProducerBarrier, kWarpgroupThreads);
         load_by_threads(tiles, params_.attention.segments[work_tile.segment], params_.loads[work_tile.segment], pages,
                         work_tile);
       } else if (!is_fetch_warp) {

@@ -163,7 +163,12 @@ class Fp8Producer : public Producer<__half, kFp8Dim, kFp8Dim, kVariant, kWarpgro
       fp8[c] =
           ptx::ld_shared_16(landing() + static_cast<uint32_t>(c / 2 * kFp8AtomBytes) + fp8_offset(lane_layout_, c % 2));
     }
-    __syncwarp();  // all lanes have read what the next TMA overwrites
+    // The next TMA overwrites what was read here, and would overtake loads that still wait for shared memory.
+    uint32_t of_all_chunks = 0;
+#pragma unroll
+    for (const uint4& chunk : fp8) of_all_chunks ^= chunk.w;
+    ptx::wait_loaded(of_all_chunks, landing());
+    __syncwarp();
   }
 
   /// Pages of a multiple of eight tokens; the warp has `TmaTiles` of a KV tile. K0, K1, V0, K2, V1, ..., and the last V
