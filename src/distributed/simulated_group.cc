@@ -108,7 +108,9 @@ class Simulation final : public SimulatedGroup {
     if (size_ == 1) return;
     const double per_rank = static_cast<double>(bytes);
     const auto seconds = [&](const Link& link, int32_t ranks) {
-      return ranks == 0 ? 0.0 : link.seconds_per_operation + per_rank * ranks / link.bytes_per_second;
+      if (ranks == 0) return 0.0;
+      const double to_one = link.bytes_per_second_to_one > 0.0 ? link.bytes_per_second_to_one : link.bytes_per_second;
+      return link.seconds_per_operation + std::max(per_rank * ranks / link.bytes_per_second, per_rank / to_one);
     };
     const int32_t others = size_ - 1;
     traffic_.bytes_sent += times * per_rank * others;
@@ -129,6 +131,8 @@ class Simulation final : public SimulatedGroup {
 void check_link(const char* name, const Link& link) {
   core::require(link.bytes_per_second > 0.0, "the link ", name, " moves ", link.bytes_per_second,
                 " bytes a second; it must be above 0");
+  core::require(link.bytes_per_second_to_one >= 0.0, "the link ", name, " moves ", link.bytes_per_second_to_one,
+                " bytes a second to one rank; it must not be negative");
   core::require(link.seconds_per_operation >= 0.0, "an operation on the link ", name, " takes ",
                 link.seconds_per_operation, " s; it must not be negative");
 }

@@ -69,6 +69,18 @@ TEST(SimulatedGroup, TheSlowerLinkDecides) {
   }
 }
 
+TEST(SimulatedGroup, ARateToOneRankBoundsFewRanks) {
+  const std::vector<float> send(1000);
+  std::vector<float> recv(8000);
+  for (const auto& [world, bytes_at_full_rate] : {std::pair{2, 4.0 * 4000.0}, {8, 7 * 4000.0}}) {
+    SimulatedGroupOptions options = options_of(0, 8);
+    options.topology.within_node.bytes_per_second_to_one = 0.25e9;
+    const auto group = make_simulated_group(world, options);
+    group->all_gather(send.data(), recv.data(), 4000);
+    EXPECT_DOUBLE_EQ(group->traffic().seconds, 1e-6 + bytes_at_full_rate / 1e9) << world;
+  }
+}
+
 TEST(SimulatedGroup, OneRankMovesNothing) {
   const auto group = make_simulated_group(1);
   float data = 3;
@@ -94,6 +106,9 @@ TEST(SimulatedGroup, RefusesWhatCannotBe) {
   SimulatedGroupOptions options;
   options.topology.within_node.bytes_per_second = std::numeric_limits<double>::quiet_NaN();
   EXPECT_THAT(refusal(2, options), HasSubstr("the link within a node moves nan"));
+  options = {};
+  options.topology.within_node.bytes_per_second_to_one = -1;
+  EXPECT_THAT(refusal(2, options), HasSubstr("moves -1 bytes a second to one rank"));
   options = {};
   options.topology.between_nodes.seconds_per_operation = -1;
   EXPECT_THAT(refusal(2, options), HasSubstr("an operation on the link between nodes takes -1"));

@@ -37,23 +37,30 @@ struct BenchFlags {
   DType partial_dtype = DType::kFloat32;
   int32_t dcp_interleave = 1;
   int32_t ranks_per_node = 8;
-  std::string node_link = "450:6";
+  std::string node_link = "450:6:90";
   std::string network_link = "50:15";
   bool quiet = false;
   std::string json;
 };
 
-/// "450:6": gigabytes a second, and microseconds of an operation.
+/// "450:6:90": gigabytes a second out of a rank, microseconds of an operation, and gigabytes a second to one other
+/// rank, which may be left out.
 distributed::Link link_of(const char* flag, const std::string& text) {
-  double gigabytes = 0.0, microseconds = 0.0;
+  double gigabytes = 0.0, microseconds = 0.0, to_one = 0.0;
   char rest = 0;
-  const bool read = std::sscanf(text.c_str(), "%lf:%lf%c", &gigabytes, &microseconds, &rest) == 2;
+  int end = 0;
+  bool read = std::sscanf(text.c_str(), "%lf:%lf%n", &gigabytes, &microseconds, &end) == 2;
+  if (read && text.c_str()[end] != '\0') {
+    read = std::sscanf(text.c_str() + end, ":%lf%c", &to_one, &rest) == 1 && std::isfinite(to_one) && to_one > 0.0;
+  }
   if (!read || !std::isfinite(gigabytes) || !std::isfinite(microseconds) || gigabytes <= 0.0 || microseconds < 0.0) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("{} is '{}'; expected gigabytes a second and microseconds an operation, as in 450:6", flag, text));
+        fmt::format("{} is '{}'; expected gigabytes a second, microseconds an operation, and gigabytes a second "
+                    "to one rank, as in 450:6 or 450:6:90",
+                    flag, text));
   }
-  return {gigabytes * 1e9, microseconds * 1e-6};
+  return {gigabytes * 1e9, microseconds * 1e-6, to_one * 1e9};
 }
 
 std::vector<BenchShape> shapes_of(const BenchFlags& flags) {
@@ -366,7 +373,7 @@ Command add_bench_command(CLI::App& app) {
       ->capture_default_str();
   command
       ->add_option("--node-link", flags->node_link,
-                   "with --ranks: GB/s out of a rank within its node, and us an operation")
+                   "with --ranks: GB/s out of a rank within its node, us an operation, GB/s to one other rank")
       ->capture_default_str();
   command->add_option("--network-link", flags->network_link, "with --ranks: the same to other nodes")
       ->capture_default_str();

@@ -145,6 +145,9 @@ TEST(Cli, BenchMisuseSaysWhatToDo) {
       {{"bench", "--ranks", "2", "--simulate", "--graph"}, "--graph is for --device cuda"},
       {{"bench", "--simulate"}, "--simulate and --pcp without --ranks"},
       {{"bench", "--ranks", "2", "--simulate", "--node-link", "450"}, "--node-link is '450'"},
+      {{"bench", "--ranks", "2", "--simulate", "--node-link", "450:6:"}, "--node-link is '450:6:'"},
+      {{"bench", "--ranks", "2", "--simulate", "--node-link", "450:6:0"}, "--node-link is '450:6:0'"},
+      {{"bench", "--ranks", "2", "--simulate", "--network-link", "50:15:50x"}, "--network-link is '50:15:50x'"},
       {{"bench", "--ranks", "3", "--simulate"}, "32 query heads over 3 ranks and 8 KV heads"},
       {{"bench", "--kv-len", "4", "--q-len", "8", "--sweep", "prefill"}, "nothing to measure"},
   });
