@@ -11,7 +11,7 @@ static_assert(kLanes == 16, "a tile has 16 rows");
 inline constexpr int32_t kRowBlock = 16;     ///< rows of Q in the lanes of a vector, or in the rows of a tile register
 inline constexpr int32_t kGroupTokens = 16;  ///< keys in one tile register
 inline constexpr int32_t kHalfTokens = 32;   ///< V rows in one tile register, as 16 pairs (VNNI layout)
-inline constexpr int32_t kBatchTiles = 8;    ///< KV tiles that a pair of row blocks takes before the next pair, at most
+inline constexpr int32_t kBatchTiles = 4;    ///< KV tiles that a pair of row blocks takes before the next pair, at most
 inline constexpr int32_t kBf16Bytes = 2;     ///< of a bfloat16
 inline constexpr int32_t kMmaDims = 32;      ///< components of Q and K that one TDPBF16PS takes
 inline constexpr int32_t kDimTile = 16;      ///< components of V in one tile register
@@ -32,10 +32,11 @@ FOLIO_INLINE int32_t num_terms(DType q) {
   return q == DType::kFloat16 ? 2 : 1;
 }
 
-/// KV tiles of a batch: beside O and Q of a work tile, their K and V stay in L2.
+/// KV tiles of a batch: beside O and Q of a work tile, their K and V stay in L2, and P of a pair of row blocks in half
+/// of L1, which two threads of a core share.
 FOLIO_INLINE int32_t batch_tiles(int32_t head_dim_qk, int32_t head_dim_v, int32_t terms) {
   const int32_t dims = (head_dim_qk + head_dim_v) * terms;
-  return dims <= 512 ? kBatchTiles : dims <= 1152 ? kBatchTiles / 2 : kBatchTiles / 4;
+  return dims <= 1152 ? kBatchTiles : kBatchTiles / 2;
 }
 
 /// What a tile load reads: 16 rows of 64 bytes, `stride` bytes apart. Null: not needed.

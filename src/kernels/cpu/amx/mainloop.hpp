@@ -36,7 +36,7 @@
 ///                       chunk   0 1 2 3 ...  (K chunks, V chunks, next tile's K chunks)
 ///                       stage   0 1 0 1 ...  MMAs consume one, the producer dequantizes into the other
 ///     more rows         GemmOverlap (gemm.hpp): softmax of tile i beside GEMM0 of tile i + 1, two buffers of scores;
-///                       GEMM1 of eight tiles at once
+///                       GEMM1 of four tiles at once
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 /// Work tiles of up to so many rows are bound by memory, not by arithmetic.
