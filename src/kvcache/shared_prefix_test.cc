@@ -85,7 +85,7 @@ TEST(SharedPrefix, NegativePageCounts_AreRefused) {
   std::vector<int32_t> rows{0, 1};
   for (const PageTableView& table : {tables.as_dense(), tables.as_csr()}) {
     for (const std::vector<int32_t>& full_pages : {std::vector<int32_t>{-1, 3}, {3, -1}, {-1, -1}}) {
-      const std::string text = std::string("row ") + (full_pages[0] < 0 ? "0" : "1") + " is to have -1 pages";
+      const std::string text = full_pages[0] < 0 ? "row 0 is to have -1 pages" : "row 1 is to have -1 pages";
       folio::testing::expect_refused(text, [&] { finder.find(table, full_pages); });
       folio::testing::expect_refused(text, [&] { finder.order(table, full_pages, rows); });
     }

@@ -124,8 +124,9 @@ constexpr const char* kProgram = "quick";
 constexpr const char* kProgram = "whole";
 #endif
 
-INSTANTIATE_TEST_SUITE_P(Shard, Conformance, ::testing::Range<size_t>(0, kShards),
-                         [](const auto& shard) { return std::string(kProgram) + "_" + std::to_string(shard.param); });
+INSTANTIATE_TEST_SUITE_P(Shard, Conformance, ::testing::Range<size_t>(0, kShards), [](const auto& shard) {
+  return std::string(kProgram).append("_").append(std::to_string(shard.param));
+});
 
 #if defined(FOLIO_QUICK_CONFORMANCE) && !defined(FOLIO_CUDA_CONFORMANCE) && !defined(FOLIO_EMULATED_CONFORMANCE)
 /// ctest runs this program once for each instruction set too, with newer ones hidden.
