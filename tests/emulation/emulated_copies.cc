@@ -150,19 +150,35 @@ CUresult encode_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
 
 namespace {
 
-void check_box(uint32_t shared, const CUtensorMap& map) {
+/// Returns the bytes of the box.
+uint32_t check_box(uint32_t shared, const CUtensorMap& map) {
   TensorMap read{};
   std::memcpy(&read, &map, sizeof(read));
   if (shared % 128 != 0) throw std::runtime_error("a box begins at no multiple of 128");
   if (read.side_by_side > 0 && shared % 512 != 0) {
     throw std::runtime_error("a box with exchanged pieces begins at no multiple of 512");
   }
+  uint32_t bytes = read.bytes;
+  for (const uint32_t box : read.box) bytes *= box;
+  return bytes;
 }
 
 }  // namespace
 
+void note_read(uint32_t shared) {
+  if (!grid->barriers.empty()) grid->reads[static_cast<size_t>(grid->current)].push_back(shared);
+}
+void complete_reads() {
+  grid->reads[static_cast<size_t>(grid->current)].clear();
+}
+
 void copy_box(uint32_t shared, const CUtensorMap* map, uint32_t barrier, const int32_t (&at)[5]) {
-  check_box(shared, *map);
+  const uint32_t end = shared + check_box(shared, *map);
+  for (const std::vector<uint32_t>& reads : grid->reads) {
+    for (const uint32_t at_16B : reads) {
+      if (at_16B >= shared && at_16B < end) throw std::runtime_error("TMA may overtake a read of what it overwrites");
+    }
+  }
   begin({*map, {at[0], at[1], at[2], at[3], at[4]}, shared, barrier, grid->current, false}, grid->boxes);
 }
 

@@ -77,6 +77,7 @@ struct Grid {
   std::unordered_map<uint32_t, Barrier> barriers;
   std::vector<std::vector<Copy>> copies;  ///< of each thread, that have not arrived
   std::vector<Box> boxes;
+  std::vector<std::vector<uint32_t>> reads;  ///< of each thread, that may not be complete
   std::vector<Arrival> arrivals;
   unsigned char* base = nullptr;
   void* main_stack = nullptr;

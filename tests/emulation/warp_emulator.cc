@@ -190,6 +190,7 @@ void run_blocks(Grid& state, size_t shared_bytes) {
         state.meetings.clear();
         state.meeting_of_all = {};
         state.copies.resize(static_cast<size_t>(state.threads));
+        state.reads.assign(static_cast<size_t>(state.threads), {});
         state.groups.assign(static_cast<size_t>(state.threads), 0);
         state.barriers.clear();
         state.live = state.threads;

@@ -77,6 +77,11 @@ CUresult encode_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
                     const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t* steps,
                     CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
                     CUtensorMapFloatOOBfill fill);
+/// A read of 16 bytes by the running thread. Until complete_reads, what follows it may overtake it: copy_box refuses to
+/// write there.
+void note_read(uint32_t shared);
+/// The running thread's reads are complete: a fence, an arrival, a barrier, or the use of what was read.
+void complete_reads();
 void copy_box(uint32_t shared, const CUtensorMap* map, uint32_t barrier, const int32_t (&at)[5]);
 void store_box(const CUtensorMap* map, uint32_t shared, const int32_t (&at)[5]);
 

@@ -10,12 +10,15 @@ inline void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
 }
 inline void mbarrier_init_fence() {}
 inline void mbarrier_arrive(uint32_t barrier) {
+  emulation::complete_reads();
   emulation::mbarrier_arrive(barrier, 1);
 }
 inline void mbarrier_arrive(uint32_t barrier, uint32_t count) {
+  emulation::complete_reads();
   emulation::mbarrier_arrive(barrier, count);
 }
 inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
+  emulation::complete_reads();
   emulation::expect(barrier, bytes);
   emulation::mbarrier_arrive(barrier, 1);
 }
@@ -32,14 +35,19 @@ inline void mbarrier_wait_warp(uint32_t barrier, uint32_t parity) {
   mbarrier_wait(barrier, parity);
 }
 inline void named_barrier_sync(int32_t id, int32_t threads) {
+  emulation::complete_reads();
   emulation::named_barrier_sync(id, threads);
 }
 inline bool named_barrier_any(int32_t id, int32_t threads, bool mine) {
+  emulation::complete_reads();
   return emulation::named_barrier_any(id, threads, mine);
 }
 inline void named_barrier_arrive(int32_t id, int32_t threads) {
+  emulation::complete_reads();
   emulation::named_barrier_arrive(id, threads);
 }
-inline void fence_view_async_shared() {}
+inline void fence_view_async_shared() {
+  emulation::complete_reads();
+}
 
 }  // namespace folio::inline v0::ptx

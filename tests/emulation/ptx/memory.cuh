@@ -19,6 +19,7 @@ inline void st_shared_16(uint32_t shared, const uint4& value) {
 inline uint4 ld_shared_16(uint32_t shared) {
   uint4 value;
   std::memcpy(&value, shared_at(shared), 16);
+  emulation::note_read(shared);
   return value;
 }
 inline uint32_t ld_shared_4(uint32_t shared) {
@@ -29,7 +30,9 @@ inline uint32_t ld_shared_4(uint32_t shared) {
 inline void st_shared_4(uint32_t shared, uint32_t value) {
   std::memcpy(shared_at(shared), &value, 4);
 }
-inline void wait_loaded(uint32_t, uint32_t) {}
+inline void wait_loaded(uint32_t, uint32_t) {
+  emulation::complete_reads();
+}
 inline uint2 ld_shared_8(uint32_t shared) {
   uint2 value;
   std::memcpy(&value, shared_at(shared), 8);
