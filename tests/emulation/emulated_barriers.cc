@@ -43,6 +43,7 @@ int32_t meet_all(bool mine) {
 }
 
 void named_barrier_arrive(int32_t id, int32_t threads) {
+  complete_reads();
   Meeting& meeting = grid->meetings[id];
   if (++meeting.arrived != threads) return;
   meeting.arrived = 0;

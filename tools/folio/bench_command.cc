@@ -19,30 +19,6 @@
 namespace folio::cli {
 namespace {
 
-struct BenchFlags {
-  AttentionFlags attention;
-  std::string sweep = "all";
-  std::vector<int32_t> batch = {1, 16};
-  std::vector<int32_t> kv_len = {1024, 8192};
-  std::vector<int32_t> q_len = {128, 512};
-  int32_t rounds = 7;
-  double min_ms = 20.0;
-  std::vector<int32_t> ranks;  ///< empty: no ranks
-  bool simulate = false;
-  bool graph = false;
-  bool pcp = false;
-  std::string pcp_exchange = "automatic";
-  std::string dcp_comm = "ag_rs";
-  std::string transport = "auto";
-  DType partial_dtype = DType::kFloat32;
-  int32_t dcp_interleave = 1;
-  int32_t ranks_per_node = 8;
-  std::string node_link = "450:6:90";
-  std::string network_link = "50:15";
-  bool quiet = false;
-  std::string json;
-};
-
 /// "450:6:90": gigabytes a second out of a rank, microseconds of an operation, and gigabytes a second to one other
 /// rank, which may be left out.
 distributed::Link link_of(const char* flag, const std::string& text) {
@@ -62,6 +38,36 @@ distributed::Link link_of(const char* flag, const std::string& text) {
   }
   return {gigabytes * 1e9, microseconds * 1e-6, to_one * 1e9};
 }
+
+/// What link_of reads.
+std::string text_of(const distributed::Link& link) {
+  const std::string text = fmt::format("{:g}:{:g}", link.bytes_per_second / 1e9, link.seconds_per_operation * 1e6);
+  return link.bytes_per_second_to_one > 0.0 ? fmt::format("{}:{:g}", text, link.bytes_per_second_to_one / 1e9) : text;
+}
+
+struct BenchFlags {
+  AttentionFlags attention;
+  std::string sweep = "all";
+  std::vector<int32_t> batch = {1, 16};
+  std::vector<int32_t> kv_len = {1024, 8192};
+  std::vector<int32_t> q_len = {128, 512};
+  int32_t rounds = 7;
+  double min_ms = 20.0;
+  std::vector<int32_t> ranks;  ///< empty: no ranks
+  bool simulate = false;
+  bool graph = false;
+  bool pcp = false;
+  std::string pcp_exchange = "automatic";
+  std::string dcp_comm = "ag_rs";
+  std::string transport = "auto";
+  DType partial_dtype = DType::kFloat32;
+  int32_t dcp_interleave = 1;
+  int32_t ranks_per_node = distributed::Topology{}.ranks_per_node;
+  std::string node_link = text_of(distributed::Topology{}.within_node);
+  std::string network_link = text_of(distributed::Topology{}.between_nodes);
+  bool quiet = false;
+  std::string json;
+};
 
 std::vector<BenchShape> shapes_of(const BenchFlags& flags) {
   std::vector<BenchShape> shapes;

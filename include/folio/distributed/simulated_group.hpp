@@ -21,7 +21,7 @@ struct Link {
 /// Ranks on equal nodes. Within a node they reach each other by one link, other nodes by another.
 struct Topology {
   int32_t ranks_per_node = 8;
-  /// NVLink 4, eight GPUs on a switch. To one of them NCCL moved 80 to 100 GB/s in messages of 0.5 to 8 MB, on two H200
+  /// NVLink 4, eight GPUs on a switch. To one of them NCCL moved 80 to 100 GB/s in messages of 0.5 to 1 MB, on two H200
   /// (docs/scaling.md).
   Link within_node = {450e9, 6e-6, 90e9};
   Link between_nodes = {50e9, 15e-6};  ///< InfiniBand NDR, one adapter of 400 Gbit/s a GPU

@@ -9,18 +9,13 @@ inline void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
   emulation::mbarrier_init(barrier, arrivals);
 }
 inline void mbarrier_init_fence() {}
-inline void mbarrier_arrive(uint32_t barrier) {
-  emulation::complete_reads();
-  emulation::mbarrier_arrive(barrier, 1);
-}
-inline void mbarrier_arrive(uint32_t barrier, uint32_t count) {
+inline void mbarrier_arrive(uint32_t barrier, uint32_t count = 1) {
   emulation::complete_reads();
   emulation::mbarrier_arrive(barrier, count);
 }
 inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
-  emulation::complete_reads();
   emulation::expect(barrier, bytes);
-  emulation::mbarrier_arrive(barrier, 1);
+  mbarrier_arrive(barrier);
 }
 inline void cp_async_mbarrier_arrive(uint32_t barrier) {
   emulation::cp_async_mbarrier_arrive(barrier);
@@ -35,15 +30,12 @@ inline void mbarrier_wait_warp(uint32_t barrier, uint32_t parity) {
   mbarrier_wait(barrier, parity);
 }
 inline void named_barrier_sync(int32_t id, int32_t threads) {
-  emulation::complete_reads();
   emulation::named_barrier_sync(id, threads);
 }
 inline bool named_barrier_any(int32_t id, int32_t threads, bool mine) {
-  emulation::complete_reads();
   return emulation::named_barrier_any(id, threads, mine);
 }
 inline void named_barrier_arrive(int32_t id, int32_t threads) {
-  emulation::complete_reads();
   emulation::named_barrier_arrive(id, threads);
 }
 inline void fence_view_async_shared() {
