@@ -116,7 +116,11 @@ void PcpCase::run(PcpAttention& attention) {
   core::AlignedBuffer workspace(attention.workspace_size(plan), core::AlignedBuffer::kWorkspaceAlignment);
   std::fill_n(workspace.as<float>(), workspace.bytes() / sizeof(float), std::numeric_limits<float>::quiet_NaN());
   attention.run(plan, args(r), {workspace.data(), workspace.bytes()});
-  if (r != 0) return;
+  note_p_dtype(attention);
+}
+
+void PcpCase::note_p_dtype(const PcpAttention& attention) {
+  if (attention.group().rank() != 0) return;
   DType& p_dtype = whole.ranks[0].p_dtype;
   for (const AttentionOp* op : {&attention.fresh_op(), &attention.shard_op(), &attention.gathered_op()}) {
     if (p_dtype == DType::kFloat32) p_dtype = op->p_dtype();

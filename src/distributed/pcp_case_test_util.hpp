@@ -27,6 +27,8 @@ class PcpCase {
 
   /// One rank's step: plans, runs into NaN-filled memory, and keeps what came out.
   void run(PcpAttention& attention);
+  /// What the kernels of `attention` round probabilities to: wrong_outputs allows for it. run() does this.
+  void note_p_dtype(const PcpAttention& attention);
   void run(ProcessGroup& group, const Context& context);
   /// All ranks, in threads, each with a context of its own.
   void run_in_threads();

@@ -44,6 +44,7 @@ void run_changed(PcpCase& divided, ProcessGroup& group, Change change) {
   PcpArgs args = divided.args(group.rank());
   change(args);
   attention.run(plan, args, {workspace.data(), workspace.bytes()});
+  divided.note_p_dtype(attention);
 }
 
 TEST(PcpAttention, BoundsSayWhatAStepMayBe) {

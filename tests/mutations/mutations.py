@@ -373,6 +373,17 @@ plant(rule, "amx-tile-kept-though-row-max-rose", "src/kernels/cpu/amx/mainloop.h
       "      rescale_acc_rows(work, block.first, block.max.raised, block.max.rescale);\n      return true;",
       "      rescale_acc_rows(work, block.first, block.max.raised, block.max.rescale);\n      return false;")
 
+rule = "AMX: both GEMMs beside a softmax"
+AMX_OVERLAP = "src/kernels/cpu/amx/gemm_overlap.hpp"
+AMX_MAINLOOP = "src/kernels/cpu/amx/mainloop.hpp"
+plant(rule, "amx-pv-after-the-rescale-of-its-own-rows", AMX_MAINLOOP, "if (pv.adds_to(at.r)) pv.drain();", "")
+plant(rule, "amx-batch-overwritten-before-its-pv", AMX_MAINLOOP, "if (pv.reads(*at.batch)) pv.drain();", "")
+plant(rule, "amx-single-row-block-in-the-pairs-scores", AMX_MAINLOOP, "scores_buffer(amx, kScoreBuffers - 1)", "scores_buffer(amx, 0)")
+plant(rule, "amx-pairs-share-a-p-buffer", AMX_MAINLOOP, "    pair ^= 1;\n", "")
+plant(rule, "amx-chunk-adds-to-the-one-before", AMX_OVERLAP, "    acc_ += 2 * kDimTile;\n", "")
+plant(rule, "amx-values-of-the-chunk-before", AMX_OVERLAP, "operands_[load_quad_].v += 2 * kTileRowBytes;", "")
+plant(rule, "amx-second-keys-of-a-quad-from-the-first", AMX_OVERLAP, "keys_[kTile - 4].at + k_at_", "keys_[0].at + k_at_")
+
 rule = "AMX: float16 as two bfloat16 terms"
 AMX_GEMM = "src/kernels/cpu/amx/gemm.hpp"
 plant(rule, "amx-low-terms-of-q-left-out", AMX_GEMM, "count == dims ? i : (i & 1) * dims + i / 4", "count == dims ? i : i / 4")

@@ -59,14 +59,18 @@ struct TileOperands {
   TileScales scales;        ///< of the tokens in [begin, end)
 };
 
+/// Pairs of row blocks take two buffers in turn; the last one is a single row block's.
+inline constexpr int32_t kScoreBuffers = 3;
+inline constexpr int32_t kPBuffers = 3;
+
 /// TileScratch::collective, carved.
 struct AmxScratch {
   unsigned char* visible;      ///< [2, kBatchTiles, padded rows] words
   float* token_scales;         ///< [2, kBatchTiles, 2, kTileTokens]: of K and V
-  unsigned char* keys;         ///< [batch_tiles] packed copies; in the dequantization pipeline its stages
-  unsigned char* values;       ///< [batch_tiles] packed copies
-  float* scores;               ///< [2, 2, kTileTokens, kRowBlock]: S^T of two KV tiles, for two row blocks
-  uint16_t* p;                 ///< [kBatchTiles, terms, 2, 2, kRowBlock, kHalfTokens] bfloat16
+  unsigned char* keys;         ///< [2, batch_tiles] packed copies; in the dequantization pipeline its stages
+  unsigned char* values;       ///< [2, batch_tiles] packed copies
+  float* scores;               ///< [kScoreBuffers, 2, kTileTokens, kRowBlock]: S^T of a KV tile, for two row blocks
+  uint16_t* p;                 ///< [kPBuffers, kBatchTiles, terms, 2, 2, kRowBlock, kHalfTokens] bfloat16
   float* logit_scale;          ///< [padded rows]
   float* value_scale;          ///< [padded rows]
   int64_t visible_tile_bytes;  ///< of one tile's words
@@ -91,10 +95,10 @@ FOLIO_INLINE AmxScratch carve_amx_scratch(unsigned char* memory, int32_t tile_ro
   };
   scratch.visible = take(2 * kBatchTiles * scratch.visible_tile_bytes);
   scratch.token_scales = reinterpret_cast<float*>(take(2 * kBatchTiles * 2 * kTileTokens * 4));
-  scratch.keys = take(tiles * scratch.key_tile_bytes);
-  scratch.values = take(tiles * scratch.value_tile_bytes);
-  scratch.scores = reinterpret_cast<float*>(take(4 * kTileTokens * kRowBlock * 4));
-  scratch.p = reinterpret_cast<uint16_t*>(take(kBatchTiles * terms * 4 * kTileBytes));
+  scratch.keys = take(2 * tiles * scratch.key_tile_bytes);
+  scratch.values = take(2 * tiles * scratch.value_tile_bytes);
+  scratch.scores = reinterpret_cast<float*>(take(kScoreBuffers * 2 * kBlockScores * 4));
+  scratch.p = reinterpret_cast<uint16_t*>(take(kPBuffers * kBatchTiles * terms * 4 * kTileBytes));
   scratch.logit_scale = reinterpret_cast<float*>(take(rows * 4));
   scratch.value_scale = reinterpret_cast<float*>(take(rows * 4));
   scratch.bytes = static_cast<size_t>(used);
@@ -104,7 +108,7 @@ FOLIO_INLINE AmxScratch carve_amx_scratch(unsigned char* memory, int32_t tile_ro
 /// Up to kBatchTiles KV tiles.
 struct TileBatch {
   TileOperands tiles[kBatchTiles];
-  int32_t count;
+  int32_t count = 0;
 };
 
 }  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

@@ -2,7 +2,7 @@
 
 #include "kernels/cpu/amx/kv_pipeline.hpp"
 
-/// GEMM0 (S^T = K Q^T), GEMM1 (O += P V), and GEMM0 in small steps beside another tile's softmax.
+/// GEMM0 (S^T = K Q^T) and GEMM1 (O += P V).
 ///
 /// GEMM0 is transposed: K as stored is the left operand, packed Q the right one. So a token's scores stand side by
 /// side, a row in each lane. In GEMM1, P is the left operand, and V in pairs of tokens (VNNI layout, as packed pages
@@ -136,6 +136,12 @@ struct PvProducts {
   FOLIO_INLINE_MEMBER int64_t p(int32_t i) const { return i == 2 ? kTermP : 0; }
 };
 
+inline constexpr int32_t kMaxPvProducts = 3;
+
+FOLIO_INLINE PvProducts pv_products(const WorkTileParams& work) {
+  return {work.q_dtype == DType::kFloat16 ? kMaxPvProducts : 1, low_value_bytes(work.head_dim_v)};
+}
+
 /// GEMM1 of kDims dimension tiles, from tile `d` on: acc stays in TMM0 to TMM3 over all pending KV tiles.
 template <class Tiles, int kRowBlocks, int kDims, class Pipeline>
 FOLIO_INLINE void pv_dim_tiles(float* acc, int32_t v_stride, int32_t d, const PendingPv& pending, PvProducts products,
@@ -220,23 +226,29 @@ static inline void add_non_finite(const WorkTileParams& work, int32_t r, int32_t
   }
 }
 
+/// What GEMM1 of all pending KV tiles ends with: their non-finite components. Clears `pending`.
+template <int kRowBlocks>
+FOLIO_INLINE void end_pending_pv(const WorkTileParams& work, int32_t r, PendingPv& pending) {
+  const int32_t rows = smaller(work.num_rows - r, kRowBlocks * kRowBlock);
+  for (int32_t i = 0; i < pending.count; ++i) {
+    if (pending.tiles[i]->non_finite != 0) add_non_finite(work, r, rows, *pending.tiles[i], pending.p[i]);
+  }
+  pending.count = 0;
+}
+
 /// GEMM1 of all pending KV tiles, for the row blocks from row `r` on. Clears `pending`.
 template <class Tiles, int kRowBlocks, class Pipeline>
 static void gemm_pv(const WorkTileParams& work, int32_t r, PendingPv& pending, Pipeline& pipeline) {
   if (pending.count == 0) return;
   float* const acc = work.state.acc + r * work.v_stride;
   const int32_t dims = work.v_stride / kDimTile;
-  const PvProducts products{work.q_dtype == DType::kFloat16 ? 3 : 1, low_value_bytes(work.head_dim_v)};
+  const PvProducts products = pv_products(work);
   constexpr int kAtOnce = 4 / kRowBlocks;
   int32_t d = 0;
   for (; d + kAtOnce <= dims; d += kAtOnce)
     pv_dim_tiles<Tiles, kRowBlocks, kAtOnce>(acc, work.v_stride, d, pending, products, pipeline);
   for (; d < dims; ++d) pv_dim_tiles<Tiles, kRowBlocks, 1>(acc, work.v_stride, d, pending, products, pipeline);
-  const int32_t rows = smaller(work.num_rows - r, kRowBlocks * kRowBlock);
-  for (int32_t i = 0; i < pending.count; ++i) {
-    if (pending.tiles[i]->non_finite != 0) add_non_finite(work, r, rows, *pending.tiles[i], pending.p[i]);
-  }
-  pending.count = 0;
+  end_pending_pv<kRowBlocks>(work, r, pending);
 }
 
 /// Rescales acc of those rows of a row block whose row_max moved.
@@ -248,82 +260,5 @@ FOLIO_INLINE void rescale_acc_rows(const WorkTileParams& work, int32_t r, __mmas
     for (int32_t d = 0; d < work.v_stride; d += kLanes) store(acc + d, load<Vec>(acc + d) * factor);
   }
 }
-
-/// GEMM0 of the next KV tile for a pair of row blocks, in steps of two MMAs. The steps stand between the vector
-/// instructions of another tile's softmax. So the tile unit and the vector units work at the same time, which
-/// out-of-order execution, over some hundred instructions, would not reach.
-template <class Tiles>
-class GemmOverlap {
- public:
-  static constexpr bool kTakesFloat16 = true;
-
-  /// Begins GEMM0 of `operands`, with the results of gemm_qk.
-  FOLIO_INLINE_MEMBER void begin(const unsigned char* q, QkSteps steps, const TileOperands& operands, float* scores) {
-    q_ = q;
-    steps_ = steps;
-    keys_ = operands.keys;
-    scores_ = scores;
-    groups_left_ = kTileTokens / kGroupTokens;
-    qk_step_ = 0;
-    second_half_ = false;
-    every_step_ = 4 * steps.count > kTileTokens / 2;
-  }
-
-  FOLIO_INLINE_MEMBER void drain() {
-    while (groups_left_ != 0) issue();
-  }
-
-  /// Called with every pair of tokens. Every second call issues a step, or every one where that is not enough.
-  FOLIO_INLINE_MEMBER void at_softmax_step() {
-    odd_step_ ^= 1;
-    if ((odd_step_ == 0 || every_step_) && groups_left_ != 0) issue();
-  }
-
- private:
-  FOLIO_INLINE_MEMBER void issue() {
-    const int64_t at = steps_.k(qk_step_) * kTileRowBytes;
-    if (!second_half_) {
-      if (qk_step_ == 0) {
-        Tiles::template zero<0>();
-        Tiles::template zero<1>();
-        Tiles::template zero<2>();
-        Tiles::template zero<3>();
-      }
-      Tiles::template load_streaming<4>(keys_[0].at + at, keys_[0].stride);
-      const int32_t q_tile = steps_.q(qk_step_);
-      Tiles::template load<6>(q_ + q_tile * kTileBytes, kTileRowBytes);
-      Tiles::template multiply_add<0, 4, 6>();
-      Tiles::template load<7>(q_ + (steps_.q_tiles() + q_tile) * kTileBytes, kTileRowBytes);
-      Tiles::template multiply_add<1, 4, 7>();
-      second_half_ = true;
-      return;
-    }
-    Tiles::template load_streaming<5>(keys_[1].at + at, keys_[1].stride);
-    Tiles::template multiply_add<2, 5, 6>();
-    Tiles::template multiply_add<3, 5, 7>();
-    second_half_ = false;
-    if (++qk_step_ < steps_.count) return;
-    constexpr int32_t kGroup = kGroupTokens * kRowBlock;
-    constexpr int32_t kBlock = kTileTokens * kRowBlock;
-    Tiles::template store<0>(scores_, kTileRowBytes);
-    Tiles::template store<1>(scores_ + kBlock, kTileRowBytes);
-    Tiles::template store<2>(scores_ + kGroup, kTileRowBytes);
-    Tiles::template store<3>(scores_ + kBlock + kGroup, kTileRowBytes);
-    scores_ += 2 * kGroup;
-    keys_ += 2;
-    groups_left_ -= 2;
-    qk_step_ = 0;
-  }
-
-  const unsigned char* q_ = nullptr;
-  const TileSource* keys_ = nullptr;
-  float* scores_ = nullptr;
-  QkSteps steps_{};
-  int32_t groups_left_ = 0;
-  int32_t qk_step_ = 0;
-  bool second_half_ = false;
-  bool every_step_ = false;
-  uint32_t odd_step_ = 0;
-};
 
 }  // namespace folio::inline v0::kernels::cpu::FOLIO_ISA

@@ -144,21 +144,25 @@ TEST_P(AmxKernels, Mla_RowBits_OtherWorkTiles_StayEqual) {
 }
 
 /// Prompts are exponentiated before their maxima are known: where logits rise from tile to tile, by little or beyond
-/// what float32 holds, a row has the bits that it has in a work tile of few rows, whose maxima are found first.
+/// what float32 holds, a row has the bits that it has in a work tile of few rows, whose maxima are found first. Without
+/// splits work tiles have several batches of KV tiles.
 TEST_P(AmxKernels, RowBits_LogitsRiseFromTileToTile_StayEqual) {
   for (const float magnitude : {1.0f, 3.0f, 10.0f, 100.0f}) {
-    for (const bool scales : {false, true}) {
+    for (const bool split : {false, true}) {
+      const bool scales = split == (magnitude > 5.0f);
       AttentionConfig config = amx_config();
-      config.determinism = Determinism::kScheduleInvariant;
+      config.determinism = split ? Determinism::kScheduleInvariant : Determinism::kRunToRun;
       CaseOptions options;
       options.magnitude = magnitude;
       options.scales_per_request = scales;
       AttentionCase subject(config, paged_batch({50}, {folio::testing::kInstrumented ? 300 : 900}), options, 9);
       const Result whole = subject.run(*GetParam(), 1);
-      const Result tiled = subject.run(*GetParam(), 1, 32);
       EXPECT_EQ(subject.compare(whole), "") << magnitude;
-      EXPECT_EQ(whole.bytes, tiled.bytes) << magnitude;
-      EXPECT_EQ(whole.lse, tiled.lse) << magnitude;
+      for (const int32_t rows : {32, 48}) {  // 48: one pair of row blocks over several batches, and a row block alone
+        const Result tiled = subject.run(*GetParam(), 1, rows);
+        EXPECT_EQ(whole.bytes, tiled.bytes) << magnitude << ", " << rows << " rows";
+        EXPECT_EQ(whole.lse, tiled.lse) << magnitude << ", " << rows << " rows";
+      }
     }
   }
 }
@@ -379,6 +383,24 @@ TEST_P(AmxKernels, Cache_NanUnderCustomMask_OutputUnchanged) {
     subject.mutable_args().custom_mask = bits.data();
     EXPECT_EQ(subject.compare(subject.run(*GetParam(), 1)), "");
   }
+}
+
+/// GEMM1 of the first pair of row blocks has its second half left when its batch makes room for the third one.
+TEST_P(AmxKernels, CustomMask_PairsOfRowBlocksSeeOtherBatches_MatchesReference) {
+  AttentionConfig config = amx_config();
+  config.mask = MaskKind::kCustom;
+  config.kv_format = KvFormat::kStrided;
+  constexpr int32_t kTokens = 40, kKeys = 700;  // 16 tokens by 2 query heads are a pair: two, and a row block alone
+  AttentionCase subject(config, paged_batch({kTokens}, {kKeys}), {}, 11);
+  std::vector<uint8_t> bits(kTokens * kKeys / 8 + 1);
+  for (int32_t token = 0; token < kTokens; ++token) {
+    for (int32_t key = 0; key < kKeys; ++key) {
+      const bool visible = token < 16 ? key < 256 : token >= 32 || key == 300 || key >= 600;
+      if (visible) bits[static_cast<size_t>((token * kKeys + key) / 8)] |= uint8_t(1 << ((token * kKeys + key) % 8));
+    }
+  }
+  subject.mutable_args().custom_mask = bits.data();
+  EXPECT_EQ(subject.compare(subject.run(*GetParam(), 1)), "");
 }
 
 /// Float16 is multiplied as sums of two terms, one of which may be 0: an infinite key must not become NaN there.

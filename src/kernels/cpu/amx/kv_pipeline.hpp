@@ -53,7 +53,7 @@ struct PrefetchPipeline : InPlaceOperands {
   FOLIO_INLINE_MEMBER void at_mma() {
     prefetch();
   }
-  FOLIO_INLINE_MEMBER void at_softmax_step() {
+  FOLIO_INLINE_MEMBER void at_softmax_step(int32_t /*pair*/) {
     prefetch();
   }
   FOLIO_INLINE_MEMBER void drain() {
@@ -64,7 +64,7 @@ struct PrefetchPipeline : InPlaceOperands {
 /// Work tiles of many rows are bound by arithmetic: prefetching costs more there than it gains.
 struct NoPrefetch : InPlaceOperands {
   FOLIO_INLINE_MEMBER void at_mma() {}
-  FOLIO_INLINE_MEMBER void at_softmax_step() {}
+  FOLIO_INLINE_MEMBER void at_softmax_step(int32_t /*pair*/) {}
 };
 
 /// A token of group g, or the nearest, that is visible to some row: its address finds the group.
@@ -178,7 +178,7 @@ class DequantizationPipeline {
     produce();
     produce();
   }
-  FOLIO_INLINE_MEMBER void at_softmax_step() {
+  FOLIO_INLINE_MEMBER void at_softmax_step(int32_t /*pair*/) {
     prefetch();
     produce();
   }

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "kernels/cpu/amx/epilogue.hpp"
-#include "kernels/cpu/amx/gemm.hpp"
+#include "kernels/cpu/amx/gemm_overlap.hpp"
 #include "kernels/cpu/amx/softmax.hpp"
 
 /// The mainloop of the AMX kernel. `Tiles` is simd::AmxTiles, or its software twin in tests. One thread is producer and
@@ -35,8 +35,13 @@
 ///     fp8 or int8
 ///                       chunk   0 1 2 3 ...  (K chunks, V chunks, next tile's K chunks)
 ///                       stage   0 1 0 1 ...  MMAs consume one, the producer dequantizes into the other
-///     more rows         GemmOverlap (gemm.hpp): softmax of tile i beside GEMM0 of tile i + 1, two buffers of scores;
-///                       GEMM1 of four tiles at once
+///     more rows         gemm_overlap.hpp: softmax of tile i beside GEMM0 of tile i + 1 and a share of GEMM1 of the
+///     pair
+///                       of row blocks before, of four tiles at once; two buffers of scores, two of P
+///
+///                         row block 0 of tile i        row block 1 of tile i
+///                         softmax: vector units        softmax: vector units
+///                         GEMM0 of tile i + 1: TMUL    GEMM1 of the pair before, 32 components: TMUL
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 /// Work tiles of up to so many rows are bound by memory, not by arithmetic.
@@ -146,20 +151,29 @@ FOLIO_INLINE const unsigned char* packed_q(const AmxWork& amx, int32_t r) {
          int64_t{r / kRowBlock} * amx.steps.q_tiles() * kTileBytes;
 }
 
+FOLIO_INLINE float* scores_buffer(const AmxWork& amx, int32_t buffer) {
+  return amx.scratch.scores + buffer * 2 * kBlockScores;
+}
+
+FOLIO_INLINE uint16_t* p_buffer(const AmxWork& amx, int32_t buffer, int32_t tile) {
+  return amx.scratch.p + (buffer * kBatchTiles + tile) * amx.terms * kTermP;
+}
+
 /// One batch for kRowBlocks row blocks from row r on: GEMM0, softmax, GEMM1, one after the other.
 template <class Tiles, int kRowBlocks, class Pipeline>
 static void consume_row_blocks(const AmxWork& amx, const TileBatch& batch, int32_t r, Pipeline& pipeline) {
   const WorkTileParams& work = amx.work;
+  float* const all_scores = scores_buffer(amx, kScoreBuffers - 1);
   PendingPv pending;
   for (int32_t i = 0; i < batch.count; ++i) {
     const TileOperands& operands = batch.tiles[i];
     RowBlockState blocks[kRowBlocks];
     if (!mask_row_blocks<kRowBlocks>(work, operands, r, blocks)) continue;
-    gemm_qk<Tiles, kRowBlocks>(packed_q(amx, r), amx.steps, operands, amx.scratch.scores, pipeline);
+    gemm_qk<Tiles, kRowBlocks>(packed_q(amx, r), amx.steps, operands, all_scores, pipeline);
     pipeline.consumer_release_k();
-    uint16_t* const p = amx.scratch.p + i * amx.terms * kTermP;
+    uint16_t* const p = p_buffer(amx, kPBuffers - 1, i);
     for (int s = 0; s < kRowBlocks; ++s) {
-      float* const scores = amx.scratch.scores + s * kBlockScores;
+      float* const scores = all_scores + s * kBlockScores;
       const Vec logit_scale = finish_scores(amx, operands, blocks[s], scores);
       if (update_row_max(amx, operands, logit_scale, scores, blocks[s])) {
         gemm_pv<Tiles, kRowBlocks>(work, r, pending, pipeline);
@@ -167,88 +181,14 @@ static void consume_row_blocks(const AmxWork& amx, const TileBatch& batch, int32
       }
     }
     for (int s = 0; s < kRowBlocks; ++s) {
-      const TileSum sum = exponentiate_row_block(amx, operands, blocks[s], amx.scratch.scores + s * kBlockScores,
-                                                 p + s * kRowBlockP, pipeline);
+      const TileSum sum =
+          exponentiate_row_block(amx, operands, blocks[s], all_scores + s * kBlockScores, p + s * kRowBlockP, pipeline);
       add_to_row_sum(work, blocks[s].first, blocks[s].max, sum);
     }
     pending.tiles[pending.count] = &operands;
     pending.p[pending.count++] = p;
   }
   gemm_pv<Tiles, kRowBlocks>(work, r, pending, pipeline);
-}
-
-/// The same for a pair of row blocks, but GEMM0 of the next tile is computed during a tile's softmax, and a tile that
-/// all rows of a row block see is exponentiated before its maximum is known. Where row_max turns out to rise, the tile
-/// is exponentiated again. A row's numbers go through the same operations in the same order.
-template <class Tiles>
-static void consume_row_block_pair(const AmxWork& amx, const TileBatch& batch, int32_t r) {
-  constexpr int kRowBlocks = 2;
-  constexpr int32_t kBuffer = kRowBlocks * kBlockScores;
-  const WorkTileParams& work = amx.work;
-  const unsigned char* const q = packed_q(amx, r);
-  NoPrefetch no_prefetch;
-  RowBlockState blocks[2][kRowBlocks];
-  const auto next_visible = [&](int32_t i, RowBlockState * masked) __attribute__((always_inline)) {
-    while (i < batch.count && !mask_row_blocks<kRowBlocks>(work, batch.tiles[i], r, masked)) ++i;
-    return i;
-  };
-  int32_t i = next_visible(0, blocks[0]);
-  if (i >= batch.count) return;
-  gemm_qk<Tiles, kRowBlocks>(q, amx.steps, batch.tiles[i], amx.scratch.scores, no_prefetch);
-  PendingPv pending;
-  for (int buffer_index = 0; i < batch.count; buffer_index ^= 1) {
-    const TileOperands& operands = batch.tiles[i];
-    uint16_t* const p = amx.scratch.p + i * amx.terms * kTermP;
-    float* const scores = amx.scratch.scores + buffer_index * kBuffer;
-    GemmOverlap<Tiles> overlap;
-    const auto find_row_max = [&](int s, Vec logit_scale) __attribute__((always_inline)) {
-      RowBlockState& block = blocks[buffer_index][s];
-      if (!update_row_max(amx, operands, logit_scale, scores + s * kBlockScores, block)) return false;
-      gemm_pv<Tiles, kRowBlocks>(work, r, pending, no_prefetch);
-      rescale_acc_rows(work, block.first, block.max.raised, block.max.rescale);
-      return true;
-    };
-    for (int s = 0; s < kRowBlocks; ++s) {
-      RowBlockState& block = blocks[buffer_index][s];
-      const Vec logit_scale = finish_scores(amx, operands, block, scores + s * kBlockScores);
-      const float* const row_max = work.state.row_max + block.first;
-      block.max_is_known = block.mask.masked || !has_row_max(row_max, block.rows);
-      if (block.max_is_known) {
-        find_row_max(s, logit_scale);
-      } else {
-        block.max = keep_row_max(row_max, logit_scale);
-      }
-    }
-    i = next_visible(i + 1, blocks[buffer_index ^ 1]);
-    if (i < batch.count) {
-      overlap.begin(q, amx.steps, batch.tiles[i], amx.scratch.scores + (buffer_index ^ 1) * kBuffer);
-    }
-    TileSum sums[kRowBlocks];
-    for (int s = 0; s < kRowBlocks; ++s) {
-      sums[s] = exponentiate_row_block(amx, operands, blocks[buffer_index][s], scores + s * kBlockScores,
-                                       p + s * kRowBlockP, overlap);
-    }
-    overlap.drain();
-    for (int s = 0; s < kRowBlocks; ++s) {
-      const RowBlockState& block = blocks[buffer_index][s];
-      if (!block.max_is_known && !keeps_row_max(sums[s], block.rows) && find_row_max(s, block.max.logit_scale)) {
-        sums[s] =
-            exponentiate_row_block(amx, operands, block, scores + s * kBlockScores, p + s * kRowBlockP, no_prefetch);
-      }
-      add_to_row_sum(work, block.first, block.max, sums[s]);
-    }
-    pending.tiles[pending.count] = &operands;
-    pending.p[pending.count++] = p;
-  }
-  gemm_pv<Tiles, kRowBlocks>(work, r, pending, no_prefetch);
-}
-
-template <class Tiles>
-static void consume_many_rows(const AmxWork& amx, const TileBatch& batch) {
-  int32_t r = 0;
-  for (; r + kRowBlock < amx.work.num_rows; r += 2 * kRowBlock) consume_row_block_pair<Tiles>(amx, batch, r);
-  NoPrefetch no_prefetch;
-  if (r < amx.work.num_rows) consume_row_blocks<Tiles, 1>(amx, batch, r, no_prefetch);
 }
 
 template <class Tiles, class Pipeline>
@@ -262,11 +202,8 @@ static void consume_few_rows(const AmxWork& amx, const TileBatch& batch, Pipelin
 
 static inline void produce_batch(const AmxWork& amx, TileBatch& batch) {
   for (int32_t i = 0; i < batch.count; ++i) {
-    TileOperands& operands = batch.tiles[i];
-    operands.k_buffer = amx.scratch.keys + i * amx.scratch.key_tile_bytes;
-    operands.v_buffer = amx.scratch.values + i * amx.scratch.value_tile_bytes;
-    produce_k(amx.work, operands);
-    produce_v(amx.work, operands);
+    produce_k(amx.work, batch.tiles[i]);
+    produce_v(amx.work, batch.tiles[i]);
   }
 }
 
@@ -321,17 +258,115 @@ static void mainloop_decode_bytes(const AmxWork& amx, const VisibleRange& range,
   }
 }
 
-/// Many rows (prefill, MLA): batches of KV tiles, which all pairs of row blocks take in turn.
+/// A KV tile of a batch and a pair of row blocks that sees some of it.
+struct PairTile {
+  TileBatch* batch;
+  int32_t r;     ///< the pair's first row
+  int32_t tile;  ///< of the batch
+  RowBlockState blocks[2];
+};
+
+/// The first one of its batch from (at.r, at.tile) on; false if there is none. The tiles of a pair come in turn, then
+/// the next pair's.
+FOLIO_INLINE bool find_pair_tile(const WorkTileParams& work, PairTile& at) {
+  for (; at.r + kRowBlock < work.num_rows; at.r += 2 * kRowBlock, at.tile = 0) {
+    for (; at.tile < at.batch->count; ++at.tile) {
+      if (mask_row_blocks<2>(work, at.batch->tiles[at.tile], at.r, at.blocks)) return true;
+    }
+  }
+  return false;
+}
+
+/// Many rows (prefill, MLA): batches of KV tiles, which all pairs of row blocks take in turn. Beside a tile's softmax
+/// stand GEMM0 of the next one and GEMM1 of the pair before, whose P is complete. A tile that all rows of a row block
+/// see is exponentiated before its maximum is known. Where row_max turns out to rise, it is exponentiated again. A
+/// row's numbers go through the same operations in the same order as in consume_row_blocks.
 template <class Tiles>
 static void mainloop_prefill(const AmxWork& amx, const VisibleRange& range, TileBatch* batches) {
-  const int32_t tiles = batch_tiles(amx.work.head_dim_qk, amx.work.head_dim_v, amx.terms);
-  int32_t first = amx.work.kv.kv_begin / kTileTokens * kTileTokens;
-  for (;;) {
-    first = locate_batch(amx.work, range, first, tiles, batches[0]);
-    if (batches[0].count == 0) return;
-    produce_batch(amx, batches[0]);
-    consume_many_rows<Tiles>(amx, batches[0]);
+  constexpr int kRowBlocks = 2;
+  const WorkTileParams& work = amx.work;
+  const int32_t most = batch_tiles(work.head_dim_qk, work.head_dim_v, amx.terms);
+  const int32_t single = (work.num_rows + kRowBlock - 1) / (2 * kRowBlock) * (2 * kRowBlock);  // after all pairs
+  NoPrefetch no_prefetch;
+  QkOverlap<Tiles> qk;
+  PvOverlap<Tiles> pv(work);
+  int32_t first = work.kv.kv_begin / kTileTokens * kTileTokens;
+  const auto find_tile_of_pair = [&](PairTile & at) __attribute__((always_inline)) {
+    while (!find_pair_tile(work, at)) {
+      at.batch = &batches[at.batch == batches ? 1 : 0];
+      if (pv.reads(*at.batch)) pv.drain();
+      first = locate_batch(work, range, first, most, *at.batch);
+      if (at.batch->count == 0) return false;
+      produce_batch(amx, *at.batch);
+      if (single < work.num_rows) consume_row_blocks<Tiles, 1>(amx, *at.batch, single, no_prefetch);
+      at.r = at.tile = 0;
+    }
+    return true;
+  };
+
+  PairTile tiles[2];
+  tiles[0].batch = batches;
+  tiles[0].r = tiles[0].tile = 0;
+  if (!find_tile_of_pair(tiles[0])) return;
+  gemm_qk<Tiles, kRowBlocks>(packed_q(amx, tiles[0].r), amx.steps, tiles[0].batch->tiles[tiles[0].tile],
+                             scores_buffer(amx, 0), no_prefetch);
+  PendingPv pending[2];  // of this pair, and of the pair before
+  int pair = 0;
+  bool has_next = true;
+  for (int now = 0; has_next; now ^= 1) {
+    PairTile& at = tiles[now];
+    PairTile& next = tiles[now ^ 1];
+    const TileOperands& operands = at.batch->tiles[at.tile];
+    uint16_t* const p = p_buffer(amx, pair, at.tile);
+    float* const scores = scores_buffer(amx, now);
+    if (pv.adds_to(at.r)) pv.drain();
+    const auto find_row_max = [&](int s, Vec logit_scale) __attribute__((always_inline)) {
+      RowBlockState& block = at.blocks[s];
+      if (!update_row_max(amx, operands, logit_scale, scores + s * kBlockScores, block)) return false;
+      gemm_pv<Tiles, kRowBlocks>(work, at.r, pending[pair], no_prefetch);
+      rescale_acc_rows(work, block.first, block.max.raised, block.max.rescale);
+      return true;
+    };
+    for (int s = 0; s < kRowBlocks; ++s) {
+      RowBlockState& block = at.blocks[s];
+      const Vec logit_scale = finish_scores(amx, operands, block, scores + s * kBlockScores);
+      const float* const row_max = work.state.row_max + block.first;
+      block.max_is_known = block.mask.masked || !has_row_max(row_max, block.rows);
+      if (block.max_is_known) {
+        find_row_max(s, logit_scale);
+      } else {
+        block.max = keep_row_max(row_max, logit_scale);
+      }
+    }
+    next.batch = at.batch;
+    next.r = at.r;
+    next.tile = at.tile + 1;
+    has_next = find_tile_of_pair(next);
+    if (has_next) {
+      qk.begin(packed_q(amx, next.r), amx.steps, next.batch->tiles[next.tile], scores_buffer(amx, now ^ 1));
+    }
+    TileSum sums[kRowBlocks];
+    sums[0] = exponentiate_row_block(amx, operands, at.blocks[0], scores, p, qk);
+    qk.drain();
+    pv.begin_tile();
+    sums[1] = exponentiate_row_block(amx, operands, at.blocks[1], scores + kBlockScores, p + kRowBlockP, pv);
+    pv.end_tile();
+    for (int s = 0; s < kRowBlocks; ++s) {
+      const RowBlockState& block = at.blocks[s];
+      if (!block.max_is_known && !keeps_row_max(sums[s], block.rows) && find_row_max(s, block.max.logit_scale)) {
+        sums[s] =
+            exponentiate_row_block(amx, operands, block, scores + s * kBlockScores, p + s * kRowBlockP, no_prefetch);
+      }
+      add_to_row_sum(work, block.first, block.max, sums[s]);
+    }
+    pending[pair].tiles[pending[pair].count] = &operands;
+    pending[pair].p[pending[pair].count++] = p;
+    if (has_next && next.batch == at.batch && next.r == at.r) continue;
+    pv.drain();
+    pv.begin(at.r, pending[pair]);
+    pair ^= 1;
   }
+  pv.drain();
 }
 
 template <class Tiles>
@@ -339,8 +374,14 @@ FOLIO_INLINE void mainloop_of_head(const WorkTileParams& work) {
   const AmxWork amx = begin_work(work);
   const VisibleRange range = common_visible_range(work);
   TileBatch batches[2];
+  const int32_t most = batch_tiles(work.head_dim_qk, work.head_dim_v, amx.terms);
   for (int32_t i = 0; i < 2 * kBatchTiles; ++i) {
-    TileOperands& operands = batches[i / kBatchTiles].tiles[i % kBatchTiles];
+    const int32_t set = i / kBatchTiles;
+    const int32_t tile = i % kBatchTiles;
+    TileOperands& operands = batches[set].tiles[tile];
+    const int32_t copy = smaller(tile, most - 1) + set * most;
+    operands.k_buffer = amx.scratch.keys + copy * amx.scratch.key_tile_bytes;
+    operands.v_buffer = amx.scratch.values + copy * amx.scratch.value_tile_bytes;
     operands.visible = reinterpret_cast<uint64_t*>(amx.scratch.visible + i * amx.scratch.visible_tile_bytes);
     float* const scales = amx.scratch.token_scales + i * 2 * kTileTokens;
     operands.scales = work.kv.k_scales == nullptr ? TileScales{} : TileScales{scales, scales + kTileTokens};

@@ -234,7 +234,7 @@ static TileSum exponentiate(const TileOperands& operands, const RowBlockMask& ma
       }
       pairs[j] = pack_bfloat16(even, odd);
       if constexpr (kTerms == 2) low_pairs[j] = pack_bfloat16(rest_of_bfloat16(even), rest_of_bfloat16(odd));
-      pipeline.at_softmax_step();
+      pipeline.at_softmax_step(j);
     }
     transpose(pairs);
 #pragma GCC unroll 16
