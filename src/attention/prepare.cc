@@ -270,6 +270,7 @@ AttentionOp prepare(const Context& context, const AttentionConfig& config, const
     state.kernel_name = chosen.cpu->name;
     scheduler::SchedulerConfig scheduler = scheduler_config(resolved, *chosen.cpu, options, num_workers);
     if (chosen.cpu->heads_together != nullptr) scheduler.heads_together = chosen.cpu->heads_together(resolved);
+    scheduler.uneven_workers = true;
     state.passes.push_back({.cpu_kernel = chosen.cpu, .scheduler = scheduler});
     const scheduler::TileShape& tile = scheduler.tile;
     state.scratch_stride = attention::round_up_to_alignment(chosen.cpu->scratch_bytes(resolved, tile));

@@ -58,14 +58,21 @@ void for_each_row_tile(const PlanStorage::Arrays& arrays, TileOrder order, const
   }
 }
 
-/// KV heads of one claim: SchedulerConfig::heads_together, as many as have room in a work tile, if there are so few row
-/// tiles that heads would be divided over workers otherwise. (With more row tiles, claims of some heads balance
-/// better.)
-int32_t claimed_heads(const SchedulerConfig& config, const PlanStorage::Arrays& arrays) {
+/// KV heads of one claim: SchedulerConfig::heads_together, as many as have room in a work tile, if heads would be
+/// divided over workers otherwise: because there are few row tiles, or because one of them is longer than half a
+/// worker's share. (With more row tiles, claims of some heads balance better.)
+int32_t claimed_heads(const SchedulerConfig& config, const TileSpaceTotals& totals, const PlanStorage::Arrays& arrays) {
   const int64_t count = arrays.tiles.size();
-  if (config.heads_together == 1 || 2 * count > config.num_workers) return 1;
+  if (config.heads_together == 1) return 1;
   int32_t rows = 1;
-  for (int64_t t = 0; t < count; ++t) rows = std::max(rows, arrays.tiles[t].row_end - arrays.tiles[t].row_begin);
+  int64_t longest = 0;
+  for (int64_t t = 0; t < count; ++t) {
+    const RowTile& tile = arrays.tiles[t];
+    rows = std::max(rows, tile.row_end - tile.row_begin);
+    longest = std::max(longest, tile.divisible ? tile.cost() : 0);
+  }
+  const bool few = 2 * count <= config.num_workers;
+  if (!few && longest <= totals.space.total / config.num_workers / 2) return 1;
   return std::clamp(config.tile.rows / rows, 1, std::min(config.heads_together, config.num_kv_heads));
 }
 
@@ -77,7 +84,7 @@ class DynamicScheduler {
       : config_(config),
         arrays_(arrays),
         heads_(config.num_kv_heads),
-        claimed_heads_(claimed_heads(config, arrays)),
+        claimed_heads_(claimed_heads(config, totals, arrays)),
         order_(config.tile.order),
         fixed_splits_(config.determinism >= Determinism::kBatchInvariant),
         space_{.total = totals.space.total / config.num_kv_heads * claimed_heads_,
@@ -158,7 +165,10 @@ class DynamicScheduler {
     LongestTile longest = lpt_order(arrays_);
     longest.cost *= claimed_heads_;
     const Waves waves = find_waves();
-    rule_ = lpt_rule(space_, waves, ends_evenly(space_, waves) ? TrialSplits{} : try_splits());
+    const bool even = ends_evenly(space_, waves);
+    rule_ = !even && config_.uneven_workers && !is_short(space_)
+                ? factoring_rule(space_)
+                : lpt_rule(space_, waves, even ? TrialSplits{} : try_splits());
     const int32_t swizzle = choose_swizzle_heads(space_, longest, config_.l2_swizzle_tokens / config_.tile.kv_tokens);
     rule_.swizzle_heads = std::min(heads_, swizzle * claimed_heads_);
   }

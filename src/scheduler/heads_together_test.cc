@@ -48,6 +48,40 @@ TEST(HeadsTogether, OneLongRequest_EveryWorkerHasAShareOfItsKeysForAllHeads) {
   }
 }
 
+TEST(HeadsTogether, UnevenWorkers_SplitsBecomeShorterAndShorter) {
+  SchedulerConfig config = decode_config(16);
+  config.uneven_workers = true;
+  OwnedBatch batch = decodes(8, 16384);
+  PlanStorage storage;
+  const PlanView plan = make_plan(config, batch.view(), storage);
+  EXPECT_EQ(check_plan(config, batch, plan), "");
+  EXPECT_EQ(plan.claimed_heads, 8);
+  const auto keys = [&](int32_t i) { return plan.work_tiles[i].kv_end - plan.work_tiles[i].kv_begin; };
+  constexpr int32_t kShare = 8 * 16384 / 16;
+  EXPECT_LE(keys(0), kShare * 3 / 4);                        // a slow worker's first claim
+  EXPECT_LE(keys(plan.num_dynamic_tiles - 1), kShare / 16);  // what others may still wait for
+  EXPECT_LE(plan.num_dynamic_tiles / 8, 16 * 8);
+  // Short batches stay one equal split a worker.
+  EXPECT_EQ(make_plan(config, decodes(4, 2048).view(), storage).num_dynamic_tiles / 8, 16);
+}
+
+TEST(HeadsTogether, LongRequestAmongShortOnes_ItsKeysAreSplitForAllHeads) {
+  SchedulerConfig config = decode_config(16);
+  config.uneven_workers = true;
+  std::vector<int32_t> lengths(64, 512);
+  lengths[5] = 65536;
+  OwnedBatch batch = paged_batch(std::vector<int32_t>(64, 1), lengths);
+  PlanStorage storage;
+  const PlanView plan = make_plan(config, batch.view(), storage);
+  EXPECT_EQ(check_plan(config, batch, plan), "");
+  EXPECT_EQ(plan.claimed_heads, 8);
+  for (int32_t i = 0; i < 8; ++i) {
+    EXPECT_EQ(plan.work_tiles[i].request, 5);
+    EXPECT_EQ(plan.work_tiles[i].kv_head, i);
+    EXPECT_EQ(plan.work_tiles[i].kv_end, plan.work_tiles[0].kv_end);
+  }
+}
+
 TEST(HeadsTogether, OneHeadAtATime_HeadsAreDivided) {
   SchedulerConfig config = decode_config(16);
   config.heads_together = 1;

@@ -37,6 +37,9 @@ struct SchedulerConfig {
   /// Schedule::kDynamic: KV heads that a worker computes together, where their rows fit a work tile (1: no more than
   /// one). Batches of few row tiles are split for that.
   int32_t heads_together = 1;
+  /// kDynamic in LPT order: workers of unlike speed, as cores are that others use too. Splits then leave something for
+  /// the fast ones to claim, where every worker would get one of equal size.
+  bool uneven_workers = false;
   /// Schedule::kDynamic: fewest keys of a KV split.
   int32_t min_split_tokens = 256;
   /// TileOrder::kLpt: keys of one KV head, K and V, that the L2 has room for; 0: any number. Decides the L2 head
