@@ -295,8 +295,10 @@ plant(rule, "workspace-scratch-not-counted", ATTENTION + "run_args.cc",
       "take(op.passes.front().scheduler.num_workers - 1, static_cast<int64_t>(op.scratch_stride))")
 
 rule = "heads and rows"
-plant(rule, "group-heads-strided", TILE_LOOP, "tile.kv_head * params.group_size + r % params.group_size",
-      "tile.kv_head + r % params.group_size * config.num_kv_heads")
+plant(rule, "group-heads-strided", TILE_LOOP, "tile.kv_head * params.group_size + head_of_token",
+      "tile.kv_head + head_of_token * config.num_kv_heads")
+plant(rule, "work-tile-begins-with-a-tokens-first-head", TILE_LOOP, "int32_t head_of_token = tile.row_begin % params.group_size;",
+      "int32_t head_of_token = 0;")
 plant(rule, "group-heads-strided-in-output", EPILOGUE, "kv_head * params.group_size + packed_row % params.group_size",
       "kv_head + packed_row % params.group_size * config.num_kv_heads")
 plant(rule, "padding-rows-written", TILE_SPACE, "const int32_t end = first_row(request + 1);",

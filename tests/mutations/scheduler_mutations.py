@@ -54,7 +54,11 @@ plant(rule, "long-appends-stay-whole", LPT, "if (space.num_workers == 1 || ends_
       "if (space.num_workers >= 1)")
 plant(rule, "swizzle-groups-end-late", LPT, "return long_enough ? heads_each : heads;", "return heads_each;")
 plant(rule, "no-head-swizzle", LPT, "if (wanted <= 1) return heads;", "if (wanted <= 100) return heads;")
-plant(rule, "heads-together-in-any-batch", DYNAMIC, "2 * count > config.num_workers", "count > 1000 * config.num_workers")
+plant(rule, "heads-together-in-any-batch", DYNAMIC, "2 * count <= config.num_workers", "count <= 1000 * config.num_workers")
+plant(rule, "long-request-split-head-by-head", DYNAMIC, "if (!few && longest <= totals.space.total / config.num_workers / 2) return 1;",
+      "if (!few) return 1;")
+plant(rule, "uneven-workers-get-equal-splits", DYNAMIC, "!even && config_.uneven_workers", "false")
+plant(rule, "short-batches-split-too-finely", DYNAMIC, "config_.uneven_workers && !is_short(space_)", "config_.uneven_workers")
 plant(rule, "claims-of-heads-split-as-heads", DYNAMIC, "ceil_div(config.num_kv_heads, claimed_heads_)", "config.num_kv_heads")
 plant(rule, "heads-together-beyond-a-work-tile", DYNAMIC, "std::clamp(config.tile.rows / rows, 1,", "std::clamp(config.tile.rows / rows * 64, 1,")
 plant(rule, "device-lpt-of-one-class", DEVICE, "scratch.request_octave[r] = half_octave(here.cost);",

@@ -10,6 +10,11 @@ std::string unavailable(const platform::CpuFeatures& features) {
   return features.x86_64_v4() && features.avx512vbmi ? "" : "the CPU or the OS lacks x86-64-v4 or AVX512-VBMI";
 }
 
+std::string unavailable_or_amx(const platform::CpuFeatures& features) {
+  return attention_kernel().unavailable(features).empty() ? "amx itself runs here, the same in hardware"
+                                                          : unavailable(features);
+}
+
 size_t scratch_bytes(const AttentionConfig& config, const scheduler::TileShape& shape) {
   return cpu::carve_scratch(config, shape, nullptr, cpu::collective_scratch_bytes(kEmulatedCollective, config, shape))
       .bytes;
@@ -37,7 +42,7 @@ const AttentionKernel& emulated_kernel() {
 
 const AttentionKernel& emulated_kernel_with_few_rows() {
   static const AttentionKernel kernel =
-      describe("amx-emulated-and-avx512", unavailable, scratch_bytes, run_worker_of_both, run_combine);
+      describe("amx-emulated-and-avx512", unavailable_or_amx, scratch_bytes, run_worker_of_both, run_combine);
   return kernel;
 }
 

@@ -103,7 +103,7 @@ struct RowBlockMax {
   Vec logit_scale;   ///< factor that the scores still need
   Vec row_max;       ///< 0 where no token has been visible yet
   Vec rescale;       ///< factor of row_sum and acc
-  __mmask16 raised;  ///< rows whose row_max moved: rescale is not 1
+  __mmask16 raised;  ///< rows whose row_max moved, but for the first: rescale is not 1
 };
 
 /// Whether all rows have a row_max that a tile may be tried with before its maximum is known.
@@ -131,17 +131,21 @@ static inline RowBlockMax update_block_row_max(const WorkTileParams& work, const
       }
     }
   } else {
-    for (int32_t t = operands.tile.begin; t < operands.tile.end; ++t) {
-      const Vec logit = load<Vec>(scores + t * kRowBlock) * logit_scale;
-      most[0] = _mm512_mask_max_ps(most[0], visible_lanes(mask, t), logit, most[0]);
+    for (int32_t t = operands.tile.begin / 4 * 4; t < operands.tile.end; t += 4) {
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {  // tokens outside the tile are visible to no lane
+        const Vec logit = load<Vec>(scores + (t + i) * kRowBlock) * logit_scale;
+        most[i] = _mm512_mask_max_ps(most[i], visible_lanes(mask, t + i), logit, most[i]);
+      }
     }
   }
   const Vec tile_max = max_or_second(max_or_second(most[0], most[1]), max_or_second(most[2], most[3]));
   const Vec before = load<Vec>(work.state.row_max + r);
   RowBlockMax max;
   max.logit_scale = logit_scale;
-  max.raised = _mm512_cmp_ps_mask(tile_max, before + splat(kRescaleThreshold), _CMP_GT_OQ);
-  const Vec after = _mm512_mask_mov_ps(before, max.raised, tile_max);
+  const __mmask16 moved = _mm512_cmp_ps_mask(tile_max, before + splat(kRescaleThreshold), _CMP_GT_OQ);
+  const Vec after = _mm512_mask_mov_ps(before, moved, tile_max);
+  max.raised = moved & _mm512_cmp_ps_mask(before, nothing, _CMP_NEQ_UQ);
   max.row_max = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(after, nothing, _CMP_NEQ_UQ), after);
   max.rescale = _mm512_mask_mov_ps(splat(1.0f), max.raised, exp2_lanes(before - after, 0xffff));
   store(work.state.row_max + r, after);

@@ -22,9 +22,10 @@ const unsigned char* bytes_at(const void* data, int64_t element, DType dtype) {
   return static_cast<const unsigned char*>(data) + element * size_of(dtype);
 }
 
-/// The part of the work tile's segment row that is visible to query `index` of `request`, and the scales that apply.
-void bind_row_to_kv(const AttentionParams& params, const scheduler::WorkTile& tile, int32_t request, int32_t index,
-                    int32_t q_head, QueryRow& row) {
+/// The part of the work tile's segment row that is visible to query `index` of `request`, and the scales that apply:
+/// the same for all query heads.
+void bind_token_to_kv(const AttentionParams& params, const scheduler::WorkTile& tile, int32_t request, int32_t index,
+                      QueryRow& row) {
   const AttentionConfig& config = *params.config;
   const AttentionArgs& args = *params.args;
   const scheduler::PlanView& plan = params.plan;
@@ -39,7 +40,6 @@ void bind_row_to_kv(const AttentionParams& params, const scheduler::WorkTile& ti
   row.logit_scale =
       scale_of(args.q_scale, request, tile.kv_head) * scale_of(segment.k_scale, request, tile.kv_head) * args.sm_scale;
   row.value_scale = scale_of(segment.v_scale, request, tile.kv_head);
-  if (args.alibi_slopes != nullptr) row.alibi_slope = args.alibi_slopes[q_head];
   if (config.mask == MaskKind::kCustom && lengths.mask == SegmentMask::kAsConfig) {
     row.mask = args.custom_mask + plan.mask_byte_indptr[request];
     row.mask_begin = int64_t{plan.mask_first_column[request]} - lengths.key_offset[request];
@@ -109,16 +109,20 @@ void bind_rows(const AttentionParams& params, const scheduler::WorkTile& tile, Q
   const scheduler::PlanView& plan = params.plan;
   const bool has_kv = tile.kv_begin < tile.kv_end;
   int32_t request = tile.request;
-  for (int32_t r = tile.row_begin; r < tile.row_end; ++r) {
-    const int32_t token = r / params.group_size;
-    const int32_t q_head = tile.kv_head * params.group_size + r % params.group_size;
+  int32_t token = tile.row_begin / params.group_size;
+  int32_t head_of_token = tile.row_begin % params.group_size;
+  for (int32_t r = tile.row_begin; r < tile.row_end; ++token, head_of_token = 0) {
     while (plan.cu_q[request + 1] <= token) ++request;
     const int32_t index = token - plan.cu_q[request];
     QueryRow row;
     row.position = int64_t{plan.q_first_pos[request]} + index;
-    row.q = bytes_at(args.q.data, token * args.q.strides[0] + q_head * args.q.strides[1], config.q);
-    if (has_kv) bind_row_to_kv(params, tile, request, index, q_head, row);
-    rows[r - tile.row_begin] = row;
+    if (has_kv) bind_token_to_kv(params, tile, request, index, row);
+    for (; head_of_token < params.group_size && r < tile.row_end; ++head_of_token, ++r) {
+      const int32_t q_head = tile.kv_head * params.group_size + head_of_token;
+      row.q = bytes_at(args.q.data, token * args.q.strides[0] + q_head * args.q.strides[1], config.q);
+      if (has_kv && args.alibi_slopes != nullptr) row.alibi_slope = args.alibi_slopes[q_head];
+      rows[r - tile.row_begin] = row;
+    }
   }
 }
 
