@@ -73,7 +73,7 @@ int32_t claimed_heads(const SchedulerConfig& config, const TileSpaceTotals& tota
   }
   const bool few = 2 * count <= config.num_workers;
   if (!few && longest <= totals.space.total / config.num_workers / 2) return 1;
-  return std::clamp(config.tile.rows / rows, 1, std::min(config.heads_together, config.num_kv_heads));
+  return std::clamp(config.tile.rows / rows, 1, max_claimed_heads(config));
 }
 
 /// Orders, splits and emits the output tiles. All counts are of one KV head; heads differ only in order. All costs are
@@ -205,7 +205,7 @@ class DynamicScheduler {
   void count() {
     int32_t* const splits = arrays_.tile_splits.resize(arrays_.tiles.size());
     // A claim has no more rows than a work tile: so many splits are as many rows as the budget's.
-    const int64_t budget = split_budget(config_) / heads_ * (fixed_splits_ ? 1 : claimed_heads_);
+    const int64_t budget = split_budget(config_) * (fixed_splits_ ? 1 : claimed_heads_) / heads_;
     int64_t spent = 0;
     for_each_row_tile(arrays_, order_, [&](const Block&, int32_t t) {
       const RowTile& tile = arrays_.tiles[t];
@@ -352,10 +352,15 @@ class DynamicScheduler {
 
 int64_t split_budget(const SchedulerConfig& config) {
   if (config.determinism >= Determinism::kBatchInvariant) return fixed_split_budget(config);
-  // The rule makes at most two splits a worker in each of four split waves, and rarely half as many.
-  if (config.tile.order == TileOrder::kLpt) return int64_t{6} * config.num_workers;
+  // The rule makes at most two splits a worker in each of four split waves, and rarely half as many. For uneven workers
+  // it is the one below, from a batch's largest row tile on: 0.8 a worker and wave, 1.6 in the last of seven.
+  if (config.tile.order == TileOrder::kLpt) return int64_t{config.uneven_workers ? 10 : 6} * config.num_workers;
   // The rule makes two or three splits a worker of the bulk, and one or two per later split wave.
   return int64_t{16} * config.num_workers;
+}
+
+int32_t max_claimed_heads(const SchedulerConfig& config) {
+  return std::min(config.heads_together, config.num_kv_heads);
 }
 
 void schedule_dynamic(const SchedulerConfig& config, const TileSpaceTotals& totals, PlanStorage::Arrays& arrays) {

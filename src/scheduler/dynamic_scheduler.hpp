@@ -116,6 +116,9 @@ FOLIO_HOST_DEVICE constexpr SplitRule lpt_rule(const HeadTileSpace& space, const
 /// beyond it, in claim order, stay whole.
 int64_t split_budget(const SchedulerConfig& config);
 
+/// Most KV heads of a claim. All heads together have so many times the budget in splits, of fewer rows each.
+int32_t max_claimed_heads(const SchedulerConfig& config);
+
 /// Orders and splits the output tiles, and emits work tiles, partial rows and combine tiles. Completes `arrays.view`.
 void schedule_dynamic(const SchedulerConfig& config, const TileSpaceTotals& totals, PlanStorage::Arrays& arrays);
 

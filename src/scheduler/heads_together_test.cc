@@ -61,6 +61,12 @@ TEST(HeadsTogether, UnevenWorkers_SplitsBecomeShorterAndShorter) {
   EXPECT_LE(keys(0), kShare * 3 / 4);                        // a slow worker's first claim
   EXPECT_LE(keys(plan.num_dynamic_tiles - 1), kShare / 16);  // what others may still wait for
   EXPECT_LE(plan.num_dynamic_tiles / 8, 16 * 8);
+  // Of one long request, however few the workers.
+  for (const int32_t workers : {2, 3, 5, 64}) {
+    config.num_workers = workers;
+    EXPECT_GT(make_plan(config, decodes(1, 262144).view(), storage).num_dynamic_tiles / 8, 3 * workers) << workers;
+  }
+  config.num_workers = 16;
   // Short batches stay one equal split a worker.
   EXPECT_EQ(make_plan(config, decodes(4, 2048).view(), storage).num_dynamic_tiles / 8, 16);
 }
@@ -80,6 +86,18 @@ TEST(HeadsTogether, LongRequestAmongShortOnes_ItsKeysAreSplitForAllHeads) {
     EXPECT_EQ(plan.work_tiles[i].kv_head, i);
     EXPECT_EQ(plan.work_tiles[i].kv_end, plan.work_tiles[0].kv_end);
   }
+}
+
+TEST(HeadsTogether, BoundedRows_PartialRowsFitWhatTheOpSays) {
+  SchedulerConfig config = decode_config(2);
+  config.uneven_workers = true;
+  config.bounds = GraphBounds{4, 4, 1, 65536, 0};  // a request has 4 rows a KV head
+  PlanStorage storage;
+  const PlanView plan = make_plan(config, decodes(1, 65536).view(), storage);
+  EXPECT_EQ(plan.claimed_heads, 8);
+  EXPECT_GT(plan.num_dynamic_tiles / 8, 4);
+  EXPECT_GT(plan.num_partial_rows, 10 * 2 * 4);  // the budget's splits of one head's rows
+  EXPECT_LE(plan.num_partial_rows, max_partial_rows(config));
 }
 
 TEST(HeadsTogether, OneHeadAtATime_HeadsAreDivided) {

@@ -75,7 +75,8 @@ PlanImageCounts counts_within_bounds(const SchedulerConfig& config) {
   const int64_t work_tiles_a_shared_tile = splits + 1;
   // A cut adds one work tile. A dynamic schedule's fixed splits are counted already.
   const bool dynamic = config.tile.schedule == Schedule::kDynamic;
-  const int64_t cuts = !dynamic ? config.num_workers : fixed_splits ? 0 : split_budget(config);
+  const int64_t split_tiles = split_budget(config) * (fixed_splits ? 1 : max_claimed_heads(config));
+  const int64_t cuts = !dynamic ? config.num_workers : fixed_splits ? 0 : split_tiles;
   // Row tiles of groups come on top of those of requests, as in max_partial_rows.
   const double max_work_tiles = static_cast<double>(tiles) * config.num_kv_heads *
                                     static_cast<double>(work_tiles_a_tile + levels * work_tiles_a_shared_tile) +
@@ -96,10 +97,10 @@ PlanImageCounts counts_within_bounds(const SchedulerConfig& config) {
   counts.workers = dynamic ? 0 : config.num_workers;
   counts.work_tiles = config.num_kv_heads * tiles * (work_tiles_a_tile + levels * work_tiles_a_shared_tile) + cuts;
   // A split output tile has at least two splits.
-  const int64_t split_output_tiles = dynamic ? split_budget(config) / 2 : config.num_workers;
+  const int64_t split_output_tiles = dynamic ? split_tiles / 2 : config.num_workers;
   counts.combine_tiles = split_output_tiles + (levels > 0 ? std::min(partial_rows, stretches) : 0);
   // Every source has at least one partial row of its own.
-  const int64_t kv_splits = dynamic ? split_budget(config) : int64_t{2} * config.num_workers;
+  const int64_t kv_splits = dynamic ? split_tiles : int64_t{2} * config.num_workers;
   counts.combine_sources = levels == 0 && !fixed_splits ? kv_splits : partial_rows;
   const bool lpt = config.tile.order == TileOrder::kLpt;
   counts.scratch_bytes = DeviceScratchSizes{requests, tiles, config.num_workers, dynamic, lpt}.bytes();

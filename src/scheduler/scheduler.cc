@@ -34,7 +34,9 @@ int64_t max_partial_rows(const SchedulerConfig& config) {
   const bool dynamic = config.tile.schedule == Schedule::kDynamic;
   int64_t cut_rows = 0;
   if (dynamic) {
-    cut_rows = split_budget(config) * (config.determinism >= Determinism::kBatchInvariant ? 1 : max_rows(config));
+    // The heads of a claim have no more rows together than a work tile.
+    const int64_t claimed = std::min<int64_t>(config.tile.rows, max_rows(config) * max_claimed_heads(config));
+    cut_rows = split_budget(config) * (config.determinism >= Determinism::kBatchInvariant ? 1 : claimed);
   } else if (config.determinism >= Determinism::kBatchInvariant) {
     cut_rows = fixed_split_budget(config);
   } else {
