@@ -78,11 +78,12 @@ FOLIO_INLINE bool holds_v_in_k(const WorkTileParams& work) {
   return kv.v >= kv.k && kv.v + work.head_dim_v * element_bytes(kv) <= kv.k + work.head_dim_qk * element_bytes(kv);
 }
 
-/// Prefetches the V of `tile` and the K of `next` (null: no tile follows). fp8 and int8 are dequantized, float16 split
-/// and strided V interleaved before their tile begins: then both K and V are the next tile's.
+/// Prefetches the V of `tile` and the K of `next` (null: no tile follows). fp8 and int8 are dequantized, float16 split,
+/// strided V interleaved and V of small pages put together before their tile begins: then both K and V are the next
+/// tile's.
 static inline PrefetchPipeline prefetch_pipeline(const WorkTileParams& work, const KvTile& tile, const KvTile* next) {
   PrefetchPipeline pipeline;
-  const bool copied = work.kv.dtype != DType::kBFloat16 || !work.kv.packed_v;
+  const bool copied = work.kv.dtype != DType::kBFloat16 || !work.kv.packed_v || work.kv.page_size % kHalfTokens != 0;
   const KvTile* const values = copied ? next : &tile;
   for (int32_t g = 0; g < PrefetchPipeline::kGroups; ++g) {
     if (values != nullptr) pipeline.groups[0][g] = value_at(work.kv, group_token(*values, g));
