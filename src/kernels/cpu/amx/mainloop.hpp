@@ -35,9 +35,8 @@
 ///     fp8 or int8
 ///                       chunk   0 1 2 3 ...  (K chunks, V chunks, next tile's K chunks)
 ///                       stage   0 1 0 1 ...  MMAs consume one, the producer dequantizes into the other
-///     more rows         gemm_overlap.hpp: softmax of tile i beside GEMM0 of tile i + 1 and a share of GEMM1 of the
-///     pair
-///                       of row blocks before, of four tiles at once; two buffers of scores, two of P
+///     more rows         gemm_overlap.hpp: softmax of tile i beside GEMM0 of tile i + 1, and beside a share of GEMM1 of
+///                       the pair of row blocks before, of four tiles at once; two buffers of scores, two of P
 ///
 ///                         row block 0 of tile i        row block 1 of tile i
 ///                         softmax: vector units        softmax: vector units
