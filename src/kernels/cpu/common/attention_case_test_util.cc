@@ -273,6 +273,7 @@ AttentionCase::Result AttentionCase::run(const AttentionKernel& kernel, int32_t 
   planning.row_cost = kernel.row_cost;
   planning.min_split_tokens = 32;
   if (kernel.heads_together != nullptr) planning.heads_together = kernel.heads_together(config_);
+  planning.uneven_workers = true;  // as prepare says of CPUs
   scheduler::PlanStorage storage;
   const BatchView batch = batch_.view();
 
