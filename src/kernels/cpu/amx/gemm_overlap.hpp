@@ -16,7 +16,8 @@ inline constexpr int32_t kQuadMmas = 4;
 /// Quads beside the softmax of a row block and a KV tile, one MMA at every pair of tokens.
 inline constexpr int32_t kSoftmaxQuads = kTileTokens / 2 / kQuadMmas;
 
-/// Derived has quads_left(), the MMAs of a quad as mma<0>() to mma<3>(), and next_quad().
+/// Derived has the MMAs of a quad as mma<0>() to mma<3>(), end_quad(), the loads of the next one's operands as
+/// load_operand<4>() to load_operand<7>(), and next_operands().
 template <class Derived>
 class OverlappedQuads {
  public:
@@ -25,36 +26,65 @@ class OverlappedQuads {
   /// Called with every pair of tokens; `pair` counts those of half a tile.
   FOLIO_INLINE_MEMBER void at_softmax_step(int32_t pair) {
     const int32_t step = pair % kQuadMmas;
-    if (derived().quads_left() == 0) return;
+    if (quads_left_ == 0) return;
     if (quads_at_once_ > 1) {
       const int32_t end = (step + 1) * quads_at_once_ / kQuadMmas;
-      for (int32_t i = step * quads_at_once_ / kQuadMmas; i < end && derived().quads_left() != 0; ++i) quad();
+      for (int32_t i = step * quads_at_once_ / kQuadMmas; i < end && quads_left_ != 0; ++i) quad();
       return;
     }
     switch (step) {
       case 0: derived().template mma<0>(); break;
       case 1: derived().template mma<1>(); break;
       case 2: derived().template mma<2>(); break;
-      default: derived().template mma<3>(); derived().next_quad();
+      default: derived().template mma<3>(); next_quad();
     }
   }
 
  protected:
-  /// `quads`: as many as one row block's softmax is to take.
-  FOLIO_INLINE_MEMBER void begin_quads(int32_t quads) { quads_at_once_ = (quads + kSoftmaxQuads - 1) / kSoftmaxQuads; }
+  /// Begins so many quads: those beside one row block's softmax, or of a drain. Loads the first one's operands.
+  FOLIO_INLINE_MEMBER void begin_quads(int32_t quads) {
+    quads_left_ = loads_left_ = quads;
+    quads_at_once_ = (quads + kSoftmaxQuads - 1) / kSoftmaxQuads;
+    derived().template load_operand<4>();
+    derived().template load_operand<6>();
+    derived().template load_operand<5>();
+    derived().template load_operand<7>();
+    advance_loads();
+  }
 
+  FOLIO_INLINE_MEMBER void finish_quads() {
+    while (quads_left_ != 0) quad();
+  }
+
+  FOLIO_INLINE_MEMBER bool has_quads() const { return quads_left_ != 0; }
+
+  template <int kTile>
+  FOLIO_INLINE_MEMBER void load_next() {
+    if (loads_left_ != 0) derived().template load_operand<kTile>();
+  }
+
+ private:
   FOLIO_INLINE_MEMBER void quad() {
     derived().template mma<0>();
     derived().template mma<1>();
     derived().template mma<2>();
     derived().template mma<3>();
-    derived().next_quad();
+    next_quad();
   }
-
- private:
+  FOLIO_INLINE_MEMBER void next_quad() {
+    if (loads_left_ != 0) advance_loads();
+    --quads_left_;
+    derived().end_quad();
+  }
+  FOLIO_INLINE_MEMBER void advance_loads() {
+    --loads_left_;
+    derived().next_operands();
+  }
   FOLIO_INLINE_MEMBER Derived& derived() { return static_cast<Derived&>(*this); }
 
   int32_t quads_at_once_ = 1;  ///< in the time of four pairs of tokens
+  int32_t quads_left_ = 0;
+  int32_t loads_left_ = 0;  ///< of operands, which are one quad ahead
 };
 
 /// GEMM0 of a KV tile for a pair of row blocks. A quad: 32 components of 2 x 16 keys.
@@ -69,21 +99,11 @@ class QkOverlap : public OverlappedQuads<QkOverlap<Tiles>> {
     keys_ = operands.keys;
     scores_ = scores;
     step_ = load_step_ = 0;
-    quads_left_ = loads_left_ = kTileTokens / (2 * kGroupTokens) * steps.count;
-    this->begin_quads(quads_left_);
     find_operands();
-    load_operand<4>();
-    load_operand<6>();
-    load_operand<7>();
-    load_operand<5>();
-    next_operands();
+    this->begin_quads(kTileTokens / (2 * kGroupTokens) * steps.count);
   }
 
-  FOLIO_INLINE_MEMBER void drain() {
-    while (quads_left_ != 0) this->quad();
-  }
-
-  FOLIO_INLINE_MEMBER int32_t quads_left() const { return quads_left_; }
+  FOLIO_INLINE_MEMBER void drain() { this->finish_quads(); }
 
   template <int kMma>
   FOLIO_INLINE_MEMBER void mma() {
@@ -97,20 +117,18 @@ class QkOverlap : public OverlappedQuads<QkOverlap<Tiles>> {
       Tiles::template multiply_add<0, 4, 6>();
     } else if constexpr (kMma == 1) {
       Tiles::template multiply_add<1, 4, 7>();
-      load_next<4>();
+      this->template load_next<4>();
     } else if constexpr (kMma == 2) {
       Tiles::template multiply_add<2, 5, 6>();
-      load_next<6>();
+      this->template load_next<6>();
     } else {
       Tiles::template multiply_add<3, 5, 7>();
-      load_next<5>();
-      load_next<7>();
+      this->template load_next<5>();
+      this->template load_next<7>();
     }
   }
 
-  FOLIO_INLINE_MEMBER void next_quad() {
-    if (loads_left_ != 0) next_operands();
-    --quads_left_;
+  FOLIO_INLINE_MEMBER void end_quad() {
     if (++step_ < steps_.count) return;
     constexpr int32_t kGroup = kGroupTokens * kRowBlock;
     Tiles::template store<0>(scores_, kTileRowBytes);
@@ -121,7 +139,6 @@ class QkOverlap : public OverlappedQuads<QkOverlap<Tiles>> {
     step_ = 0;
   }
 
- private:
   /// TMM4 and 5 are keys, TMM6 and 7 are Q.
   template <int kTile>
   FOLIO_INLINE_MEMBER void load_operand() {
@@ -131,21 +148,18 @@ class QkOverlap : public OverlappedQuads<QkOverlap<Tiles>> {
       Tiles::template load<kTile>((kTile == 6 ? q_ : other_q_) + q_at_, kTileRowBytes);
     }
   }
-  template <int kTile>
-  FOLIO_INLINE_MEMBER void load_next() {
-    if (loads_left_ != 0) load_operand<kTile>();
-  }
-  FOLIO_INLINE_MEMBER void find_operands() {
-    k_at_ = steps_.k(load_step_) * kTileRowBytes;
-    q_at_ = steps_.q(load_step_) * kTileBytes;
-  }
   FOLIO_INLINE_MEMBER void next_operands() {
-    --loads_left_;
     if (++load_step_ == steps_.count) {
       load_step_ = 0;
       keys_ += 2;
     }
     find_operands();
+  }
+
+ private:
+  FOLIO_INLINE_MEMBER void find_operands() {
+    k_at_ = steps_.k(load_step_) * kTileRowBytes;
+    q_at_ = steps_.q(load_step_) * kTileBytes;
   }
 
   const unsigned char* q_ = nullptr;
@@ -154,9 +168,7 @@ class QkOverlap : public OverlappedQuads<QkOverlap<Tiles>> {
   float* scores_ = nullptr;
   QkSteps steps_{};
   int32_t step_ = 0;       ///< of the MMAs
-  int32_t load_step_ = 0;  ///< of the loads, which are one quad ahead
-  int32_t quads_left_ = 0;
-  int32_t loads_left_ = 0;
+  int32_t load_step_ = 0;  ///< of the loads
   int64_t k_at_ = 0;
   int64_t q_at_ = 0;
 };
@@ -187,14 +199,11 @@ class PvOverlap : public OverlappedQuads<PvOverlap<Tiles>> {
     acc_ = work_.state.acc + r * work_.v_stride;
     chunks_ = chunks_left_ = quads_ == 0 ? 0 : work_.v_stride / (2 * kDimTile);
     chunks_a_tile_ = pending.count == 0 ? 0 : (chunks_ + pending.count - 1) / pending.count;
-    this->begin_quads(chunks_a_tile_ * quads_);
   }
 
   /// Begins a KV tile's share: TMM0-7 are taken until end_tile().
   FOLIO_INLINE_MEMBER void begin_tile() { begin_chunks(smaller(chunks_a_tile_, chunks_left_)); }
-  FOLIO_INLINE_MEMBER void end_tile() {
-    while (quads_left_ != 0) this->quad();
-  }
+  FOLIO_INLINE_MEMBER void end_tile() { this->finish_quads(); }
 
   /// Whether KV tiles of `batch`, or sums of the row blocks from row `r` on, are still to be read.
   FOLIO_INLINE_MEMBER bool reads(const TileBatch& batch) const {
@@ -207,7 +216,7 @@ class PvOverlap : public OverlappedQuads<PvOverlap<Tiles>> {
   FOLIO_INLINE_MEMBER void drain() {
     if (pending_ == nullptr || pending_->count == 0) return;
     begin_chunks(chunks_left_);
-    end_tile();
+    this->finish_quads();
     NoPrefetch no_prefetch;
     if (work_.v_stride / kDimTile % 2 != 0) {
       pv_dim_tiles<Tiles, 2, 1>(work_.state.acc + r_ * work_.v_stride, work_.v_stride, 2 * chunks_, *pending_,
@@ -216,35 +225,46 @@ class PvOverlap : public OverlappedQuads<PvOverlap<Tiles>> {
     end_pending_pv<2>(work_, r_, *pending_);
   }
 
-  FOLIO_INLINE_MEMBER int32_t quads_left() const { return quads_left_; }
-
   template <int kMma>
   FOLIO_INLINE_MEMBER void mma() {
     if constexpr (kMma == 0) {
       Tiles::template multiply_add<0, 4, 6>();
     } else if constexpr (kMma == 1) {
       Tiles::template multiply_add<2, 5, 6>();
-      load_next<6>();
+      this->template load_next<6>();
     } else if constexpr (kMma == 2) {
       Tiles::template multiply_add<1, 4, 7>();
-      load_next<4>();
+      this->template load_next<4>();
     } else {
       Tiles::template multiply_add<3, 5, 7>();
-      load_next<7>();
-      load_next<5>();
+      this->template load_next<7>();
+      this->template load_next<5>();
     }
   }
 
-  FOLIO_INLINE_MEMBER void next_quad() {
-    if (loads_left_ != 0) next_operands();
-    --quads_left_;
+  FOLIO_INLINE_MEMBER void end_quad() {
     if (++quad_ < quads_) return;
     store_acc<Tiles, 0, 2>(acc_, acc_stride());
     store_acc<Tiles, 2, 2>(acc_ + kRowBlock * work_.v_stride, acc_stride());
     acc_ += 2 * kDimTile;
     quad_ = 0;
     --chunks_left_;
-    if (quads_left_ != 0) load_sums();
+    if (this->has_quads()) load_sums();
+  }
+
+  /// TMM4 and 5 are P, TMM6 and 7 are V.
+  template <int kTile>
+  FOLIO_INLINE_MEMBER void load_operand() {
+    const Operands& from = operands_[load_quad_];
+    if constexpr (kTile < 6) {
+      Tiles::template load<kTile>(from.p + (kTile - 4) * kRowBlockP, kTileRowBytes);
+    } else {
+      Tiles::template load_streaming<kTile>(from.v + (kTile - 6) * kTileRowBytes, from.v_stride);
+    }
+  }
+  FOLIO_INLINE_MEMBER void next_operands() {
+    operands_[load_quad_].v += 2 * kTileRowBytes;
+    if (++load_quad_ == quads_) load_quad_ = 0;
   }
 
  private:
@@ -257,39 +277,14 @@ class PvOverlap : public OverlappedQuads<PvOverlap<Tiles>> {
 
   FOLIO_INLINE_MEMBER int64_t acc_stride() const { return int64_t{work_.v_stride} * 4; }
   FOLIO_INLINE_MEMBER void begin_chunks(int32_t chunks) {
-    quads_left_ = loads_left_ = chunks * quads_;
-    if (quads_left_ == 0) return;
+    if (chunks == 0) return;
     load_sums();
-    load_operand<4>();
-    load_operand<6>();
-    load_operand<5>();
-    load_operand<7>();
-    next_operands();
+    this->begin_quads(chunks * quads_);
   }
   FOLIO_INLINE_MEMBER void load_sums() {
     load_acc<Tiles, 0, 2>(acc_, acc_stride());
     load_acc<Tiles, 2, 2>(acc_ + kRowBlock * work_.v_stride, acc_stride());
   }
-  /// TMM4 and 5 are P, TMM6 and 7 are V.
-  template <int kTile>
-  FOLIO_INLINE_MEMBER void load_operand() {
-    const Operands& from = operands_[load_quad_];
-    if constexpr (kTile < 6) {
-      Tiles::template load<kTile>(from.p + (kTile - 4) * kRowBlockP, kTileRowBytes);
-    } else {
-      Tiles::template load_streaming<kTile>(from.v + (kTile - 6) * kTileRowBytes, from.v_stride);
-    }
-  }
-  template <int kTile>
-  FOLIO_INLINE_MEMBER void load_next() {
-    if (loads_left_ != 0) load_operand<kTile>();
-  }
-  FOLIO_INLINE_MEMBER void next_operands() {
-    --loads_left_;
-    operands_[load_quad_].v += 2 * kTileRowBytes;
-    if (++load_quad_ == quads_) load_quad_ = 0;
-  }
-
   const WorkTileParams& work_;
   PendingPv* pending_ = nullptr;
   Operands operands_[kMaxQuads];  ///< of a chunk's quads
@@ -297,9 +292,7 @@ class PvOverlap : public OverlappedQuads<PvOverlap<Tiles>> {
   int32_t r_ = -1;
   int32_t quads_ = 0;      ///< of a chunk
   int32_t quad_ = 0;       ///< of the MMAs
-  int32_t load_quad_ = 0;  ///< of the loads, which are one quad ahead
-  int32_t quads_left_ = 0;
-  int32_t loads_left_ = 0;
+  int32_t load_quad_ = 0;  ///< of the loads
   int32_t chunks_ = 0;
   int32_t chunks_left_ = 0;
   int32_t chunks_a_tile_ = 0;
