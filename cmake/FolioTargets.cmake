@@ -72,6 +72,7 @@ function(folio_module)
   if(FOLIO_CUDA STREQUAL "EMULATED")
     folio_emulated_sources(M_SOURCES)
   endif()
+  folio_compile_device_code_together(M_SOURCES)
   add_library(${target} OBJECT ${M_SOURCES})
   target_link_libraries(${target} PRIVATE folio_options Threads::Threads)
   folio_compile_together(${target} ${FOLIO_SOURCES_TOGETHER})
@@ -159,6 +160,9 @@ function(folio_add_tests program label parts)
   endforeach()
 endfunction()
 
+# Instrumented builds run the quick ones alone (label `unit` or `quick`), and need no others.
+option(FOLIO_BUILD_SLOW_TESTS "Build all test programs, not only those labelled unit or quick" ON)
+
 # folio_test(NAME t SOURCES ... [MODULES core ...] [LIBRARIES ...] [LABELS ...]): a GoogleTest program. Labels: `unit` (given
 # by folio_module) and `quick` run under AddressSanitizer in continuous integration, `slow` does not; `threads` under
 # ThreadSanitizer; `cuda` needs a GPU. MODULES links the objects of those modules directly (white-box tests); tests of the
@@ -170,6 +174,9 @@ endfunction()
 function(folio_test)
   cmake_parse_arguments(T "APART" "NAME;PARTS" "SOURCES;MODULES;LIBRARIES;LABELS;GPU_FILTER" ${ARGN})
   add_executable(${T_NAME} ${T_SOURCES})
+  if(NOT FOLIO_BUILD_SLOW_TESTS AND NOT T_LABELS MATCHES "unit|quick")
+    set_target_properties(${T_NAME} PROPERTIES EXCLUDE_FROM_ALL ON)
+  endif()
   if(T_APART)
     folio_use_test_options(${T_NAME} APART)
   else()

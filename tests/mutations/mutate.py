@@ -84,7 +84,8 @@ CMAKE_OPTIONS = [
     "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1", "-DBUILD_SHARED_LIBS=OFF", "-DFOLIO_BUILD_STATIC_TOO=OFF",
     "-DFOLIO_BUILD_TOOLS=ON", "-DFOLIO_REPORT=OFF", "-DFOLIO_BUILD_EXAMPLES=OFF", "-DFOLIO_BUILD_BENCHMARKS=OFF",
     "-DFOLIO_BUILD_PACKAGE_TESTS=OFF", "-DFOLIO_INSTALL=OFF", "-DFOLIO_CUDA=OFF", "-DFOLIO_BUILD_PYTHON=OFF",
-    "-DFOLIO_TEST_SOURCES_TOGETHER=16",
+    "-DFOLIO_KERNEL_COMPILE_OPTIONS=-O1", "-DFOLIO_SOURCES_TOGETHER=16",
+    "-DFOLIO_TEST_COMPILE_OPTIONS=-Og", "-DFOLIO_TEST_SOURCES_TOGETHER=16",
 ]
 PARTS = 30  # of all mutations, for --part
 TEST_TIMEOUT_S = 120  # a planted mistake may loop for ever
@@ -210,7 +211,7 @@ def main():
     parser.add_argument("--part", nargs="?", type=int, const=datetime.date.today().toordinal() % PARTS, metavar="N",
                         choices=range(PARTS), help="only one of 30 parts: number N, or today's, so that 30 days take all")
     parser.add_argument("--minutes", type=float, default=float("inf"), metavar="M",
-                        help="begin no mutation after so many minutes; which come first changes every 30 days")
+                        help="begin no mutation when the unchanged sources have been built for so long; which come first changes every 30 days")
     parser.add_argument("--test", nargs="+", metavar="PROGRAM", choices=TESTS, default=list(TESTS),
                         help="only these test programs: " + ", ".join(TESTS))
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="copies built and tested at once (default: cores)")
@@ -240,20 +241,20 @@ def main():
     directory = arguments.keep or pathlib.Path(tempfile.mkdtemp(prefix="folio-mutations-"))
     start = time.monotonic()
     try:
-        results = run_all(chosen, directory, max(1, min(arguments.jobs, len(chosen))), arguments.test,
-                          start + 60 * arguments.minutes)
+        results = run_all(chosen, directory, max(1, min(arguments.jobs, len(chosen))), arguments.test, arguments.minutes)
     finally:
         if not arguments.keep:
             shutil.rmtree(directory, ignore_errors=True)
     return report(results, time.monotonic() - start)
 
 
-def run_all(chosen, directory, jobs, tests, deadline):
-    """Result of every mutation; "not begun" of those whose turn came after `deadline`."""
+def run_all(chosen, directory, jobs, tests, minutes):
+    """Result of every mutation; "not begun" of those whose turn came `minutes` after the unchanged sources were built."""
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         copies = list(pool.map(lambda number: Copy(directory / str(number), tests), range(jobs)))
         sound = sorted({nearest_first(mutation, tests)[0] for mutation in chosen}, key=list(TESTS).index)
         check_unchanged(copies[0], sound, jobs)  # the others then find most objects in the compiler cache
+        deadline = time.monotonic() + 60 * minutes
         free = queue.Queue()
         for copy in copies:
             free.put(copy)

@@ -12,10 +12,10 @@ namespace {
 
 constexpr int32_t kThreads = 256;
 constexpr int32_t kMostColumnBlocks = 32;  ///< CTAs that share a request's entries or bytes
-constexpr int64_t kEntriesPerBlock = 4096;
+constexpr int64_t kDraftEntriesPerBlock = 4096;
 
 unsigned column_blocks(int64_t entries) {
-  return static_cast<unsigned>(std::clamp<int64_t>(entries / kEntriesPerBlock, 1, kMostColumnBlocks));
+  return static_cast<unsigned>(std::clamp<int64_t>(entries / kDraftEntriesPerBlock, 1, kMostColumnBlocks));
 }
 
 /// CTAs for a thread each of `threads`.

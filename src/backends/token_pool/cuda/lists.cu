@@ -15,7 +15,7 @@ namespace {
 constexpr int32_t kRangeThreads = 256;
 constexpr int32_t kGatherThreads = 256;
 constexpr int32_t kMostGatherBlocks = 32;  ///< a request
-constexpr int64_t kEntriesPerBlock = 4096;
+constexpr int64_t kListEntriesPerBlock = 4096;
 
 /// One CTA: lengths, positions and both indptrs.
 __global__ void __launch_bounds__(kRangeThreads) ranges_kernel(const __grid_constant__ ListsJob job) {
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kGatherThreads)
 
 dim3 gather_grid(int32_t num_requests, int64_t num_columns, int32_t page_size) {
   const int64_t columns = num_columns / page_size;
-  const auto blocks = static_cast<unsigned>(std::clamp<int64_t>(columns / kEntriesPerBlock, 1, kMostGatherBlocks));
+  const auto blocks = static_cast<unsigned>(std::clamp<int64_t>(columns / kListEntriesPerBlock, 1, kMostGatherBlocks));
   return {static_cast<unsigned>(num_requests), blocks};
 }
 

@@ -7,7 +7,7 @@
 namespace folio::inline v0::kernels::cuda {
 namespace {
 
-constexpr int64_t kBlocks = 132 * 8;  // each finds its first row by adding up lengths, so there are not many
+constexpr int64_t kGatherBlocks = 132 * 8;  // each finds its first row by adding up lengths, so there are not many
 
 /// A row of the table and the first of its tokens, counted over all rows.
 struct RowPlace {
@@ -93,7 +93,7 @@ void enqueue(const GatherParams& given, Stream stream) {
   set_shape(params.move, params.num_tokens);
   for_halves(params.move, [&](auto type, int32_t first, int32_t count) {
     params.move.first_half = first;
-    const dim3 grid(grid_for(params.num_tokens, params.move.tile, kBlocks), static_cast<uint32_t>(count));
+    const dim3 grid(grid_for(params.num_tokens, params.move.tile, kGatherBlocks), static_cast<uint32_t>(count));
     gather_kernel<typename decltype(type)::Move><<<grid, kMoveThreads, 0, native(stream)>>>(params);
     check_launch("the gather of pages");
   });

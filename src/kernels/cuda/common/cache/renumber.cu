@@ -6,8 +6,8 @@
 namespace folio::inline v0::kernels::cuda {
 namespace {
 
-constexpr int32_t kMaxRows = 65535;    // of a grid
-constexpr int64_t kBlocks = 132 * 16;  // in all, where every row has tokens
+constexpr int32_t kMaxRows = 65535;            // of a grid
+constexpr int64_t kRenumberBlocks = 132 * 16;  // in all, where every row has tokens
 
 /// A row's pages, as far as it has columns for them.
 __device__ int64_t pages_of(const RenumberParams& params, int64_t row) {
@@ -82,7 +82,7 @@ void enqueue(const RenumberParams& given, Stream stream) {
   const auto rows = static_cast<uint32_t>(std::min(params.num_rows, kMaxRows));
   for_halves(params.move, [&](auto type, int32_t first, int32_t count) {
     params.move.first_half = first;
-    const dim3 grid(grid_for(row_tokens, params.move.tile, std::max<int64_t>(kBlocks / rows, 1)), rows,
+    const dim3 grid(grid_for(row_tokens, params.move.tile, std::max<int64_t>(kRenumberBlocks / rows, 1)), rows,
                     static_cast<uint32_t>(count));
     renumber_kernel<typename decltype(type)::Move><<<grid, kMoveThreads, 0, native(stream)>>>(params);
     check_launch("the conversion of pages in use");

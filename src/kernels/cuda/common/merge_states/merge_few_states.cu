@@ -1,5 +1,7 @@
 #include "kernels/cuda/common/merge_states/merge_states.hpp"
 
+#include <numbers>
+
 #include "kernels/cuda/common/division.hpp"
 #include "kernels/cuda/common/kv_cache_views.cuh"
 #include "kernels/cuda/common/launch.hpp"
@@ -8,14 +10,12 @@
 namespace folio::inline v0::kernels::cuda {
 namespace {
 
-constexpr int32_t kThreads = 256;
+constexpr int32_t kFewStatesThreads = 256;
 constexpr int32_t kMaxStates = 8;
 constexpr int32_t kMaxRows = 128;  // of a CTA at a time
 constexpr int64_t kPiecesPerBlock = 2048;
 constexpr int64_t kManyBlocks = 512;  // fewer leave SMs without work
-constexpr double kLn2 = 0.693147180559945309417;
-constexpr double kLog2E = 1.44269504088896340736;
-constexpr float kEmpty = -1.0f;  // instead of a weight
+constexpr float kEmpty = -1.0f;       // instead of a weight
 constexpr float kMasked = -2.0f;
 
 /// How a launch divides its rows.
@@ -60,7 +60,7 @@ __device__ void weigh_row(const CombineParams& params, const Rows& rows, uint32_
     const CombineSource& source = state.source;
     const double lse = source.lse[token * source.lse_token_stride + head * source.lse_head_stride +
                                   state.number * source.lse_state_stride];
-    lses[s] = source.base == LseBase::k2 ? lse * kLn2 : lse;
+    lses[s] = source.base == LseBase::k2 ? lse * std::numbers::ln2 : lse;
   }
 #pragma unroll
   for (int32_t s = 0; s < kMaxStates; ++s) {
@@ -87,7 +87,7 @@ __device__ void weigh_row(const CombineParams& params, const Rows& rows, uint32_
   double lse = top;
   if (top != -INFINITY) lse += static_cast<double>(static_cast<float>(log(static_cast<double>(sum))));
   params.lse.data[token * params.lse.token_stride + head * params.lse.head_stride] =
-      static_cast<float>(params.lse.base == LseBase::k2 ? lse * kLog2E : lse);
+      static_cast<float>(params.lse.base == LseBase::k2 ? lse * std::numbers::log2e : lse);
 }
 
 __device__ void place_row(const CombineParams& params, const Rows& rows, uint32_t row, Tile& tile, uint32_t at) {
@@ -111,13 +111,13 @@ __device__ void combine_pieces(const CombineParams& params, const Rows& rows, ui
   const Divisor scale = is_fp8(params.out_dtype) ? Divisor(scale_at(params.out_scale, 0, 0)) : Divisor();
   const auto first_states = static_cast<int32_t>(params.sources[0].num_states);
   const int64_t state_bytes[2] = {params.sources[0].state_stride * kBytes, params.sources[1].state_stride * kBytes};
-  for (uint32_t first = threadIdx.x; first < total; first += kThreads * kUnroll) {
+  for (uint32_t first = threadIdx.x; first < total; first += kFewStatesThreads * kUnroll) {
     float acc[kUnroll][kElements] = {};
     bool started[kUnroll] = {};
     uint32_t row[kUnroll], piece[kUnroll];
 #pragma unroll
     for (int32_t u = 0; u < kUnroll; ++u) {
-      const uint32_t i = min(first + u * kThreads, total - 1);
+      const uint32_t i = min(first + u * kFewStatesThreads, total - 1);
       row[u] = rows.per_row.quotient(i);
       piece[u] = i - row[u] * rows.per_row.divisor();
     }
@@ -155,7 +155,7 @@ __device__ void combine_pieces(const CombineParams& params, const Rows& rows, ui
     }
 #pragma unroll
     for (int32_t u = 0; u < kUnroll; ++u) {
-      if (first + u * kThreads >= total || tile.weights[row[u]][0] == kMasked) continue;
+      if (first + u * kFewStatesThreads >= total || tile.weights[row[u]][0] == kMasked) continue;
       if (is_fp8(params.out_dtype)) scale.divide<kElements>(acc[u]);
       store_floats<kElements>(tile.out[row[u]] + piece[u] * out_piece, params.out_dtype, acc[u]);
     }
@@ -163,7 +163,7 @@ __device__ void combine_pieces(const CombineParams& params, const Rows& rows, ui
 }
 
 template <int32_t kBytes, int32_t kElements>
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kFewStatesThreads, 3)
     few_kernel(const __grid_constant__ CombineParams params, const __grid_constant__ Rows rows) {
   __shared__ Tile tile;
   for (uint32_t first = blockIdx.x * rows.tile; first < rows.num_rows; first += gridDim.x * rows.tile) {
@@ -228,7 +228,8 @@ bool enqueue_few_states(const CombineParams& params, bool wide, Stream stream) {
     auto* const wide_kernel = bytes == 2 ? few_kernel<2, kWide> : few_kernel<4, kWide>;
     auto* const single_kernel = bytes == 2 ? few_kernel<2, 1> : few_kernel<4, 1>;
     auto* const kernel = wide ? wide_kernel : single_kernel;
-    kernel<<<grid_for(rows.num_rows, rows.tile), kThreads, 0, native(stream)>>>(slice_of(params, first, count), rows);
+    kernel<<<grid_for(rows.num_rows, rows.tile), kFewStatesThreads, 0, native(stream)>>>(slice_of(params, first, count),
+                                                                                         rows);
     check_launch("the merge of a few states");
   });
   return true;

@@ -6,12 +6,12 @@
 namespace folio::inline v0::kernels::cuda {
 namespace {
 
-constexpr int32_t kThreads = 256;
+constexpr int32_t kMergeThreads = 256;
 
 /// kLanes lanes a row, each kElements neighbours at a time.
 template <int32_t kLanes, int32_t kElements>
-__global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant__ CombineParams params) {
-  constexpr int32_t kRows = kThreads / kLanes;
+__global__ void __launch_bounds__(kMergeThreads) combine_kernel(const __grid_constant__ CombineParams params) {
+  constexpr int32_t kRows = kMergeThreads / kLanes;
   const int64_t rows = params.num_tokens * params.num_heads;
   for (int64_t first = int64_t{blockIdx.x} * kRows; first < rows; first += int64_t{gridDim.x} * kRows) {
     merge_row<kLanes, kElements>(params, first + threadIdx.x / kLanes, rows);
@@ -20,8 +20,8 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant
 
 template <int32_t kLanes, int32_t kElements>
 void launch(const CombineParams& params, Stream stream) {
-  const uint32_t grid = grid_for(params.num_tokens * params.num_heads, kThreads / kLanes);
-  combine_kernel<kLanes, kElements><<<grid, kThreads, 0, native(stream)>>>(params);
+  const uint32_t grid = grid_for(params.num_tokens * params.num_heads, kMergeThreads / kLanes);
+  combine_kernel<kLanes, kElements><<<grid, kMergeThreads, 0, native(stream)>>>(params);
 }
 
 }  // namespace

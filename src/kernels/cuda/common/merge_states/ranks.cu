@@ -1,6 +1,7 @@
 #include "kernels/cuda/common/merge_states/ranks.hpp"
 
 #include <algorithm>
+#include <numbers>
 
 #include "kernels/cuda/common/launch.hpp"
 #include "kernels/cuda/common/merge_states/gather_header.cuh"
@@ -19,22 +20,20 @@ __device__ inline void decode(const Raw<4, 4>& raw, DType, float* values) {
   values[0] = raw.bits.x, values[1] = raw.bits.y, values[2] = raw.bits.z, values[3] = raw.bits.w;
 }
 
-constexpr int32_t kThreads = 256;
-constexpr int32_t kWarps = kThreads / 32;
+constexpr int32_t kRankThreads = 256;
+constexpr int32_t kWarps = kRankThreads / 32;
 constexpr int32_t kShiftThreads = 128;
-constexpr double kLn2 = 0.693147180559945309417;
-constexpr double kLog2E = 1.442695040888963407360;
 
 /// A thread takes words of 1, 2, 4 or 8 bytes.
 template <typename Word>
-__global__ void __launch_bounds__(kThreads) arrange_kernel(const __grid_constant__ ArrangeParams params) {
+__global__ void __launch_bounds__(kRankThreads) arrange_kernel(const __grid_constant__ ArrangeParams params) {
   const int32_t all = params.ranks * params.heads;
   const int64_t row_words = params.row_bytes / static_cast<int64_t>(sizeof(Word));
   const int64_t words = params.num_tokens * all * row_words;
-  const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (blockIdx.x == 0 && params.sent.to != nullptr) write_header<kThreads>(params.sent);
+  const int64_t thread = int64_t{blockIdx.x} * kRankThreads + threadIdx.x;
+  if (blockIdx.x == 0 && params.sent.to != nullptr) write_header<kRankThreads>(params.sent);
   if (blockIdx.x == 0 && threadIdx.x < 32 && params.gathered.first != nullptr) compare_headers(params.gathered);
-  for (int64_t at = thread; at < words; at += int64_t{gridDim.x} * kThreads) {
+  for (int64_t at = thread; at < words; at += int64_t{gridDim.x} * kRankThreads) {
     const int64_t row = at / row_words;
     const auto head = static_cast<int32_t>(row % all);
     const HeadOwner owner = head_owner(head, params.ranks, params.heads, params.groups);
@@ -66,7 +65,7 @@ __global__ void __launch_bounds__(kShiftThreads) shift_kernel(const __grid_const
   const int64_t end = int64_t{params.cu_q[request + 1]} * params.num_heads;
   for (int64_t i = int64_t{params.cu_q[request]} * params.num_heads + threadIdx.x; i < end; i += kShiftThreads) {
     const double slope = params.slopes[i % params.num_heads];
-    params.lse[i] = static_cast<float>(params.lse[i] + slope * first_pos * kLog2E);
+    params.lse[i] = static_cast<float>(params.lse[i] + slope * first_pos * std::numbers::log2e);
   }
 }
 
@@ -88,9 +87,10 @@ __device__ bool is_empty_token(const Params& params, int64_t token) {
   return params.local_seq_lens[low] == 0;
 }
 
-__global__ void __launch_bounds__(kThreads) clean_kernel(const __grid_constant__ CleanLseParams params) {
+__global__ void __launch_bounds__(kRankThreads) clean_kernel(const __grid_constant__ CleanLseParams params) {
   const int64_t rows = params.num_tokens * params.num_heads;
-  for (int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x; row < rows; row += int64_t{gridDim.x} * kThreads) {
+  for (int64_t row = int64_t{blockIdx.x} * kRankThreads + threadIdx.x; row < rows;
+       row += int64_t{gridDim.x} * kRankThreads) {
     const int64_t token = row / params.num_heads;
     const float lse = params.lse[token * params.token_stride + row % params.num_heads * params.head_stride];
     const bool empty = isinf(lse) || (params.nan_is_empty && isnan(lse)) || is_empty_token(params, token);
@@ -98,9 +98,10 @@ __global__ void __launch_bounds__(kThreads) clean_kernel(const __grid_constant__
   }
 }
 
-__global__ void __launch_bounds__(kThreads) mask_kernel(const __grid_constant__ MaskRowsParams params) {
+__global__ void __launch_bounds__(kRankThreads) mask_kernel(const __grid_constant__ MaskRowsParams params) {
   const int64_t rows = params.num_tokens * params.num_heads;
-  for (int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x; row < rows; row += int64_t{gridDim.x} * kThreads) {
+  for (int64_t row = int64_t{blockIdx.x} * kRankThreads + threadIdx.x; row < rows;
+       row += int64_t{gridDim.x} * kRankThreads) {
     const int64_t token = row / params.num_heads;
     if (!is_empty_token(params, token)) continue;
     params.lse[token * params.token_stride + row % params.num_heads * params.head_stride] = -INFINITY;
@@ -128,7 +129,7 @@ __device__ void weigh(const WeighParams& params, int64_t token, int32_t head, fl
   const int64_t num_heads = int64_t{params.heads.parts} * params.heads.local;
   const int64_t all = params.num_tokens * num_heads;
   const float* const lses = params.gathered + token * num_heads + head;
-  const double log_base = params.base == LseBase::k2 ? kLn2 : 1.0;
+  const double log_base = params.base == LseBase::k2 ? std::numbers::ln2 : 1.0;
   double top = -INFINITY;
   bool nan = false;
   for (int32_t r = 0; r < params.world; ++r) {
@@ -156,7 +157,7 @@ __device__ void weigh(const WeighParams& params, int64_t token, int32_t head, fl
 constexpr int32_t kInFlight = 4;
 
 template <int32_t kBytes, int32_t kElements>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kRankThreads)
     weigh_kernel(const __grid_constant__ WeighParams params, int32_t rows_per_warp) {
   const int64_t rows = params.num_tokens * params.heads.parts * params.heads.local;
   const int32_t lane = threadIdx.x % 32;
@@ -205,7 +206,7 @@ __global__ void __launch_bounds__(kThreads)
 
 /// A warp takes rows as above. Words are elements, or pairs of 16-bit ones.
 template <typename Word>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kRankThreads)
     pack_kernel(const __grid_constant__ PackParams params, int32_t rows_per_warp) {
   const int64_t num_heads = int64_t{params.heads.parts} * params.heads.local;
   const int64_t rows = params.num_tokens * num_heads;
@@ -252,9 +253,10 @@ __device__ inline float4 add(const float4& a, const float4& b) {
 
 /// Word: a float or four.
 template <typename Word>
-__global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ SumParams params) {
+__global__ void __launch_bounds__(kRankThreads) sum_kernel(const __grid_constant__ SumParams params) {
   const int64_t words = params.count / static_cast<int64_t>(sizeof(Word) / sizeof(float));
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < words; i += int64_t{gridDim.x} * kThreads) {
+  for (int64_t i = int64_t{blockIdx.x} * kRankThreads + threadIdx.x; i < words;
+       i += int64_t{gridDim.x} * kRankThreads) {
     Word sum = reinterpret_cast<const Word*>(params.sent[0])[i];
 #pragma unroll 4
     for (int32_t r = 1; r < params.world; ++r) sum = add(sum, reinterpret_cast<const Word*>(params.sent[r])[i]);
@@ -289,7 +291,7 @@ void enqueue(const ArrangeParams& params, Stream stream) {
   const int64_t all = int64_t{params.ranks} * params.heads;
   // Enough threads for the slopes, too: rows are of a word at least.
   const int64_t words = params.num_tokens * all * (params.row_bytes / word);
-  kernel<<<grid_for(words, kThreads), kThreads, 0, native(stream)>>>(params);
+  kernel<<<grid_for(words, kRankThreads), kRankThreads, 0, native(stream)>>>(params);
   check_launch("the arranging of queries");
 }
 
@@ -301,13 +303,15 @@ void enqueue(const ShiftLseParams& params, Stream stream) {
 
 void enqueue(const CleanLseParams& params, Stream stream) {
   if (params.num_tokens == 0) return;
-  clean_kernel<<<grid_for(params.num_tokens * params.num_heads, kThreads), kThreads, 0, native(stream)>>>(params);
+  clean_kernel<<<grid_for(params.num_tokens * params.num_heads, kRankThreads), kRankThreads, 0, native(stream)>>>(
+      params);
   check_launch("the cleaning of LSEs");
 }
 
 void enqueue(const MaskRowsParams& params, Stream stream) {
   if (params.num_tokens == 0) return;
-  mask_kernel<<<grid_for(params.num_tokens * params.num_heads, kThreads), kThreads, 0, native(stream)>>>(params);
+  mask_kernel<<<grid_for(params.num_tokens * params.num_heads, kRankThreads), kRankThreads, 0, native(stream)>>>(
+      params);
   check_launch("the masking of LSEs");
 }
 
@@ -322,7 +326,7 @@ void enqueue(const WeighParams& params, Stream stream) {
   auto* const of_four = wide ? weigh_kernel<4, 4> : weigh_kernel<4, 1>;
   auto* const kernel = bytes == 2 ? of_two : of_four;
   const int32_t per_warp = rows_of_warp(rows);
-  kernel<<<grid_for(rows, int64_t{kWarps} * per_warp), kThreads, 0, native(stream)>>>(params, per_warp);
+  kernel<<<grid_for(rows, int64_t{kWarps} * per_warp), kRankThreads, 0, native(stream)>>>(params, per_warp);
   check_launch("the weighing of partial results");
 }
 
@@ -334,7 +338,7 @@ void enqueue(const PackParams& params, Stream stream) {
   const bool words = begins_at(params.partial, strides, bytes, 4) && begins_at(params.send, 0, bytes, 4);
   auto* const kernel = words ? pack_kernel<uint32_t> : pack_kernel<uint16_t>;
   const int32_t per_warp = rows_of_warp(rows);
-  kernel<<<grid_for(rows, int64_t{kWarps} * per_warp), kThreads, 0, native(stream)>>>(params, per_warp);
+  kernel<<<grid_for(rows, int64_t{kWarps} * per_warp), kRankThreads, 0, native(stream)>>>(params, per_warp);
   check_launch("the packing of partial results");
 }
 
@@ -344,7 +348,7 @@ void enqueue(const SumParams& params, Stream stream) {
   for (int32_t r = 0; r < params.world; ++r) all |= reinterpret_cast<uintptr_t>(params.sent[r]);
   const bool wide = all % 16 == 0;
   auto* const kernel = wide ? sum_kernel<float4> : sum_kernel<float>;
-  kernel<<<grid_for(params.count, wide ? 4 * kThreads : kThreads), kThreads, 0, native(stream)>>>(params);
+  kernel<<<grid_for(params.count, wide ? 4 * kRankThreads : kRankThreads), kRankThreads, 0, native(stream)>>>(params);
   check_launch("a sum over ranks");
 }
 

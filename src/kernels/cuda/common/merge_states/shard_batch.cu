@@ -6,12 +6,12 @@
 namespace folio::inline v0::kernels::cuda {
 namespace {
 
-constexpr int32_t kThreads = 1024;
+constexpr int32_t kShardThreads = 1024;
 
 /// One CTA, since requests are few and their digest is one sum.
-__global__ void __launch_bounds__(kThreads) shard_kernel(const __grid_constant__ ShardBatchParams params) {
+__global__ void __launch_bounds__(kShardThreads) shard_kernel(const __grid_constant__ ShardBatchParams params) {
   uint64_t sum = 0;
-  for (int32_t r = static_cast<int32_t>(threadIdx.x); r < params.num_requests; r += kThreads) {
+  for (int32_t r = static_cast<int32_t>(threadIdx.x); r < params.num_requests; r += kShardThreads) {
     const int64_t q_len = int64_t{params.cu_q[r + 1]} - params.cu_q[r];
     const int32_t seq_len = params.seq_lens[r];
     const RequestShard shard =
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kThreads) shard_kernel(const __grid_constant__
     const uint64_t lengths = (static_cast<uint64_t>(q_len) << 32) ^ static_cast<uint32_t>(seq_len);
     sum += scheduler::checksum_term(lengths, static_cast<uint64_t>(r) + 1);
   }
-  sum = sum_of_cta<kThreads>(sum);
+  sum = sum_of_cta<kShardThreads>(sum);
   if (threadIdx.x > 0) return;
   GatherHeader header;
   header.digest = params.digest + sum;
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(32) compare_kernel(const __grid_constant__ Com
 }  // namespace
 
 void enqueue(const ShardBatchParams& params, Stream stream) {
-  shard_kernel<<<1, kThreads, 0, native(stream)>>>(params);
+  shard_kernel<<<1, kShardThreads, 0, native(stream)>>>(params);
   check_launch("a shard's lengths");
 }
 

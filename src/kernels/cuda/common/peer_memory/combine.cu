@@ -7,8 +7,8 @@
 namespace folio::inline v0::kernels::cuda {
 namespace {
 
-constexpr int32_t kThreads = 512;
-constexpr int32_t kWarps = kThreads / 32;
+constexpr int32_t kCombineThreads = 512;
+constexpr int32_t kWarps = kCombineThreads / 32;
 
 /// Where a rank's row stands among this rank's partial results.
 __device__ int64_t row_of_partial(const PeerCombineParams& params, int32_t rank, int32_t row) {
@@ -44,7 +44,7 @@ __device__ void send_rows(const PeerCombineParams& params, size_t half, int32_t 
   }
   for (int32_t r = 0; r < world; ++r) {
     auto* const to = reinterpret_cast<float*>(ranks.memory[r] + lses) + ranks.rank * rows;
-    for (int32_t row = begin + static_cast<int32_t>(threadIdx.x); row < end; row += kThreads) {
+    for (int32_t row = begin + static_cast<int32_t>(threadIdx.x); row < end; row += kCombineThreads) {
       to[row] = params.lse[row_of_partial(params, r, row)];
     }
   }
@@ -70,7 +70,7 @@ __device__ void spoil_rows(const CombineParams& merge, int32_t begin, int32_t en
 /// A CTA sends the rows that the same CTAs of its peers merge. kLanes lanes merge a row, each kElements neighbours at a
 /// time.
 template <int32_t kLanes, int32_t kElements>
-__global__ void __launch_bounds__(kThreads, 1) combine_kernel(const __grid_constant__ PeerCombineParams params) {
+__global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __grid_constant__ PeerCombineParams params) {
   PeerExchange exchange(params.ranks);
   const uint32_t odd = exchange.number() % 2;
   const CombineParams& merge = params.merges[odd];
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kThreads, 1) combine_kernel(const __grid_const
     spoil_rows(merge, begin, end);
     return;
   }
-  constexpr int32_t kRows = kThreads / kLanes;
+  constexpr int32_t kRows = kCombineThreads / kLanes;
   for (int32_t first = begin; first < end; first += kRows) {
     merge_row<kLanes, kElements>(merge, int64_t{first} + threadIdx.x / kLanes, end);
   }
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, 1) combine_kernel(const __grid_const
 template <int32_t kLanes, int32_t kElements>
 void launch(const PeerCombineParams& params, Stream stream) {
   const auto grid = static_cast<uint32_t>(params.ranks.layout.grid);
-  combine_kernel<kLanes, kElements><<<grid, kThreads, 0, native(stream)>>>(params);
+  combine_kernel<kLanes, kElements><<<grid, kCombineThreads, 0, native(stream)>>>(params);
   check_launch("the combine over peer memory");
 }
 

@@ -6,11 +6,11 @@
 namespace folio::inline v0::kernels::cuda {
 namespace {
 
-constexpr int32_t kThreads = 512;
+constexpr int32_t kQueryThreads = 512;
 
 /// A thread takes words of up to 16 bytes, and stores each to all ranks.
 template <typename Word>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kQueryThreads, 1)
     queries_kernel(const __grid_constant__ PeerQueriesParams params, const __grid_constant__ PieceSplit split) {
   const PeerRanks& ranks = params.ranks;
   const PeerMemoryLayout& layout = ranks.layout;
@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   PeerExchange exchange(ranks);
   const uint32_t row_words = split.per_head.divisor();
   const auto words = static_cast<uint32_t>(params.num_tokens * split.per_token.divisor());
-  for (uint32_t at = blockIdx.x * kThreads + threadIdx.x; at < words; at += gridDim.x * kThreads) {
+  for (uint32_t at = blockIdx.x * kQueryThreads + threadIdx.x; at < words; at += gridDim.x * kQueryThreads) {
     const PieceIndex piece = split.at(at);
     const std::byte* const from = params.from + piece.token * params.token_stride + piece.head * params.head_stride +
                                   piece.piece * static_cast<int64_t>(sizeof(Word));
@@ -33,13 +33,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   if (blockIdx.x == 0) {
     if (params.sends_slopes) {
-      for (auto head = static_cast<int32_t>(threadIdx.x); head < params.heads; head += kThreads) {
+      for (auto head = static_cast<int32_t>(threadIdx.x); head < params.heads; head += kQueryThreads) {
         const float slope = params.slopes == nullptr ? 0.0f : params.slopes[head];
         const int32_t place = head_place({ranks.rank, head}, world, params.heads, params.groups);
         for (int32_t r = 0; r < world; ++r) reinterpret_cast<float*>(ranks.memory[r] + layout.slopes)[place] = slope;
       }
     }
-    const GatherHeader header = make_header<kThreads>(params.sent);
+    const GatherHeader header = make_header<kQueryThreads>(params.sent);
     if (threadIdx.x == 0) {
       for (int32_t r = 0; r < world; ++r) {
         *reinterpret_cast<GatherHeader*>(ranks.memory[r] + layout.headers +
@@ -64,7 +64,7 @@ template <typename Word>
 void launch(const PeerQueriesParams& params, Stream stream) {
   const PieceSplit split(static_cast<int32_t>(params.row_bytes / static_cast<int64_t>(sizeof(Word))), params.heads);
   const auto grid = static_cast<uint32_t>(params.ranks.layout.grid);
-  queries_kernel<Word><<<grid, kThreads, 0, native(stream)>>>(params, split);
+  queries_kernel<Word><<<grid, kQueryThreads, 0, native(stream)>>>(params, split);
   check_launch("the exchange of queries");
 }
 

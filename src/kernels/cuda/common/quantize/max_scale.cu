@@ -5,7 +5,7 @@
 namespace folio::inline v0::kernels::cuda {
 namespace {
 
-constexpr int32_t kThreads = 256;
+constexpr int32_t kMaxScaleThreads = 256;
 constexpr int32_t kTensors = 3;
 constexpr int64_t kMaxBlocks = 132 * 8;
 
@@ -29,12 +29,12 @@ __global__ void begin_kernel(float* out) {
 
 /// kElements neighbours at a time where the tensor is packed.
 template <int32_t kBytes, int32_t kElements>
-__global__ void __launch_bounds__(kThreads, 4)
+__global__ void __launch_bounds__(kMaxScaleThreads, 4)
     max_kernel(const __grid_constant__ MaxScaleTensor tensor, uint32_t* __restrict__ out) {
   constexpr int32_t kUnroll = kElements == kWide ? 4 : 1;
-  constexpr int64_t kStep = int64_t{kThreads} * kElements;
+  constexpr int64_t kStep = int64_t{kMaxScaleThreads} * kElements;
   uint32_t most = 0;
-  for (int64_t first = (int64_t{blockIdx.x} * kThreads * kUnroll + threadIdx.x) * kElements;
+  for (int64_t first = (int64_t{blockIdx.x} * kMaxScaleThreads * kUnroll + threadIdx.x) * kElements;
        first < tensor.num_elements; first += gridDim.x * kStep * kUnroll) {
     Raw<kBytes, kElements> raw[kUnroll];
 #pragma unroll
@@ -80,8 +80,9 @@ void enqueue(const MaxScaleParams& params, Stream stream) {
     auto* const wide = two ? max_kernel<2, kWide> : max_kernel<4, kWide>;
     auto* const single = two ? max_kernel<2, 1> : max_kernel<4, 1>;
     auto* const kernel = packed ? wide : single;
-    const uint32_t grid = grid_for(tensor.num_elements, packed ? 4 * kThreads * kWide : 4 * kThreads, kMaxBlocks);
-    kernel<<<grid, kThreads, 0, native(stream)>>>(tensor, reinterpret_cast<uint32_t*>(params.out + i));
+    const uint32_t grid =
+        grid_for(tensor.num_elements, packed ? 4 * kMaxScaleThreads * kWide : 4 * kMaxScaleThreads, kMaxBlocks);
+    kernel<<<grid, kMaxScaleThreads, 0, native(stream)>>>(tensor, reinterpret_cast<uint32_t*>(params.out + i));
     check_launch("the largest magnitude");
   }
   end_kernel<<<1, kTensors, 0, native(stream)>>>(params);

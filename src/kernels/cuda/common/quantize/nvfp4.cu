@@ -8,7 +8,7 @@
 namespace folio::inline v0::kernels::cuda {
 namespace {
 
-constexpr int32_t kThreads = 256;
+constexpr int32_t kNvfp4Threads = 256;
 constexpr int64_t kBlocks = 132 * 5;     // of threads, where a table is made: all at once, so that none is left over
 constexpr int64_t kManyItems = 1 << 18;  // fewer are done sooner without a table
 constexpr int32_t kHalfBlock = kNvfp4BlockSize / 2;
@@ -49,9 +49,9 @@ __device__ float from_e2m1(uint32_t code) {
 
 /// A thread takes a block.
 template <bool kAligned>
-__global__ void __launch_bounds__(kThreads) nvfp4_kernel(const __grid_constant__ Nvfp4Params params) {
+__global__ void __launch_bounds__(kNvfp4Threads) nvfp4_kernel(const __grid_constant__ Nvfp4Params params) {
   const auto blocks = static_cast<uint32_t>(params.sizes.num_tokens) * params.sizes.split.per_token.divisor();
-  for (uint32_t block = blockIdx.x * kThreads + threadIdx.x; block < blocks; block += gridDim.x * kThreads) {
+  for (uint32_t block = blockIdx.x * kNvfp4Threads + threadIdx.x; block < blocks; block += gridDim.x * kNvfp4Threads) {
     const BlockPlace place = place_of(params, block);
     const std::byte* const from = element_at<const std::byte>(params.wide.data, params.wide.dtype, place.wide);
     float x[kNvfp4BlockSize];
@@ -94,14 +94,14 @@ __global__ void __launch_bounds__(kThreads) nvfp4_kernel(const __grid_constant__
 
 /// Aligned values of 16 bits: a thread takes kUnroll blocks at a time, and codes are found in a table.
 template <bool kBfloat>
-__global__ void __launch_bounds__(kThreads, 5) narrow_nvfp4_kernel(const __grid_constant__ Nvfp4Params params) {
+__global__ void __launch_bounds__(kNvfp4Threads, 5) narrow_nvfp4_kernel(const __grid_constant__ Nvfp4Params params) {
   constexpr int32_t kUnroll = 2;
   __shared__ E2m1Table table;
   fill_row<kBfloat>(table, static_cast<int32_t>(threadIdx.x), params.global_scale);
   __syncthreads();
   const auto blocks = static_cast<uint32_t>(params.sizes.num_tokens) * params.sizes.split.per_token.divisor();
-  const uint32_t step = gridDim.x * kThreads;
-  for (uint32_t first = blockIdx.x * kThreads + threadIdx.x; first < blocks; first += kUnroll * step) {
+  const uint32_t step = gridDim.x * kNvfp4Threads;
+  for (uint32_t first = blockIdx.x * kNvfp4Threads + threadIdx.x; first < blocks; first += kUnroll * step) {
     uint4 pairs[kUnroll][2];
     BlockPlace places[kUnroll];
 #pragma unroll
@@ -131,10 +131,10 @@ __global__ void __launch_bounds__(kThreads, 5) narrow_nvfp4_kernel(const __grid_
 
 /// Half a block at a time: eight values, four bytes of codes.
 template <bool kAligned>
-__global__ void __launch_bounds__(kThreads) inverse_kernel(const __grid_constant__ Nvfp4Params params) {
+__global__ void __launch_bounds__(kNvfp4Threads) inverse_kernel(const __grid_constant__ Nvfp4Params params) {
   const Divisor global_scale(params.global_scale);
   const auto halves = static_cast<uint32_t>(params.sizes.num_tokens) * params.sizes.split.per_token.divisor() * 2;
-  for (uint32_t half = blockIdx.x * kThreads + threadIdx.x; half < halves; half += gridDim.x * kThreads) {
+  for (uint32_t half = blockIdx.x * kNvfp4Threads + threadIdx.x; half < halves; half += gridDim.x * kNvfp4Threads) {
     const BlockPlace place = place_of(params, half / 2);
     const uint32_t first = half % 2 * kHalfBlock;
     const auto* const codes = reinterpret_cast<const uint8_t*>(params.codes.data) + place.codes + first / 2;
@@ -190,7 +190,7 @@ void enqueue(const Nvfp4Params& whole, Stream stream) {
     auto* const kernel = params.inverse ? inverse : quantise;
     const int64_t items = count * per_token * (params.inverse ? 2 : 1);
     const int64_t most = narrow ? kBlocks : int64_t{1} << 20;
-    kernel<<<grid_for(items, kThreads, most), kThreads, 0, native(stream)>>>(params);
+    kernel<<<grid_for(items, kNvfp4Threads, most), kNvfp4Threads, 0, native(stream)>>>(params);
     check_launch("NVFP4's quantisation or its inverse");
   });
 }

@@ -4,22 +4,22 @@
 namespace folio::inline v0::kernels::cuda {
 namespace {
 
-constexpr int32_t kThreads = 256;
+constexpr int32_t kConcatThreads = 256;
 constexpr int32_t kUnroll = 4;
 
 /// A thread takes kUnroll pieces of rows of k.
 template <typename Piece>
-__global__ void __launch_bounds__(kThreads) concat_kernel(const __grid_constant__ ConcatParams params) {
+__global__ void __launch_bounds__(kConcatThreads) concat_kernel(const __grid_constant__ ConcatParams params) {
   constexpr int32_t kBytes = sizeof(Piece);
   const int32_t first_piece = params.copy_nope ? 0 : params.nope_bytes / kBytes;
   const auto total = static_cast<uint32_t>(params.num_tokens) * params.split.per_token.divisor();
-  for (uint32_t first = blockIdx.x * kThreads * kUnroll + threadIdx.x; first < total;
-       first += gridDim.x * kThreads * kUnroll) {
+  for (uint32_t first = blockIdx.x * kConcatThreads * kUnroll + threadIdx.x; first < total;
+       first += gridDim.x * kConcatThreads * kUnroll) {
     Piece pieces[kUnroll];
     Piece* to[kUnroll];
 #pragma unroll
     for (int32_t u = 0; u < kUnroll; ++u) {
-      const uint32_t i = first + u * kThreads;
+      const uint32_t i = first + u * kConcatThreads;
       to[u] = nullptr;
       if (i >= total) continue;
       const PieceIndex at = params.split.at(i);
@@ -48,7 +48,8 @@ void launch(const ConcatParams& whole, Stream stream) {
     params.k = whole.k + first * whole.k_token;
     params.nope = whole.nope + first * whole.nope_token;
     params.rope = whole.rope + first * whole.rope_token;
-    concat_kernel<Piece><<<grid_for(count * per_token, kThreads * kUnroll), kThreads, 0, native(stream)>>>(params);
+    concat_kernel<Piece>
+        <<<grid_for(count * per_token, kConcatThreads * kUnroll), kConcatThreads, 0, native(stream)>>>(params);
     check_launch("the concatenation of keys");
   });
 }

@@ -8,7 +8,7 @@
 namespace folio::inline v0::kernels::cuda {
 namespace {
 
-constexpr int32_t kThreads = 256;
+constexpr int32_t kLengthThreads = 256;
 constexpr int32_t kSumThreads = 512;
 
 /// One CTA. A thread adds up kPerThread neighbours, but reads and writes every kSumThreads-th: whole sectors.
@@ -62,8 +62,9 @@ __global__ void __launch_bounds__(kSumThreads) indptr_kernel(const __grid_consta
   }
 }
 
-__global__ void __launch_bounds__(kThreads) lens_kernel(const __grid_constant__ LensParams params) {
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < params.n; i += int64_t{gridDim.x} * kThreads) {
+__global__ void __launch_bounds__(kLengthThreads) lens_kernel(const __grid_constant__ LensParams params) {
+  for (int64_t i = int64_t{blockIdx.x} * kLengthThreads + threadIdx.x; i < params.n;
+       i += int64_t{gridDim.x} * kLengthThreads) {
     const int64_t units = int64_t{params.indptr[i + 1]} - params.indptr[i];
     const int32_t last = params.last_unit_len[i];
     const bool fits = params.indptr[i] >= 0 && units >= 0 && last >= (units == 0 ? 0 : 1) && last <= params.unit;
@@ -86,7 +87,7 @@ void enqueue(const IndptrParams& given, Stream stream) {
 
 void enqueue(const LensParams& params, Stream stream) {
   if (params.n == 0) return;
-  lens_kernel<<<grid_for(params.n, kThreads), kThreads, 0, native(stream)>>>(params);
+  lens_kernel<<<grid_for(params.n, kLengthThreads), kLengthThreads, 0, native(stream)>>>(params);
   check_launch("lengths from pages");
 }
 

@@ -6,16 +6,16 @@
 namespace folio::inline v0::kernels::cuda {
 namespace {
 
-constexpr int32_t kThreads = 128;
+constexpr int32_t kRowThreads = 128;
 
 /// A CTA copies a row at a time.
-__global__ void __launch_bounds__(kThreads) table_rows_kernel(const __grid_constant__ TableRowsParams params) {
+__global__ void __launch_bounds__(kRowThreads) table_rows_kernel(const __grid_constant__ TableRowsParams params) {
   for (int32_t n = static_cast<int32_t>(blockIdx.x); n < params.num_rows; n += static_cast<int32_t>(gridDim.x)) {
     const int32_t begin = params.indptr[n], pages = params.indptr[n + 1] - begin;
     if (pages <= 0) continue;
     const RowEntries entries(params.table, params.row[n]);
     const int64_t first = params.first_column[n];
-    for (int32_t j = static_cast<int32_t>(threadIdx.x); j < pages; j += kThreads) {
+    for (int32_t j = static_cast<int32_t>(threadIdx.x); j < pages; j += kRowThreads) {
       params.out[begin + j] = first + j < entries.count ? entries.first[first + j] : 0;
     }
   }
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kThreads) table_rows_kernel(const __grid_const
 
 void enqueue(const TableRowsParams& params, Stream stream) {
   if (params.num_rows == 0) return;
-  table_rows_kernel<<<grid_for(params.num_rows, 1), kThreads, 0, native(stream)>>>(params);
+  table_rows_kernel<<<grid_for(params.num_rows, 1), kRowThreads, 0, native(stream)>>>(params);
   check_launch("a table's rows");
 }
 

@@ -8,7 +8,7 @@
 namespace folio::inline v0::kernels::cuda {
 namespace {
 
-constexpr int32_t kThreads = 256;
+constexpr int32_t kSlotThreads = 256;
 constexpr int32_t kScattered = 3;  ///< tokens that a thread has in flight where each is looked up by itself
 constexpr int32_t kShortPages = 4;
 constexpr int64_t kManyTokens = 1 << 13;  // fewer are done sooner a token a thread
@@ -45,24 +45,24 @@ __device__ int64_t slot_of_token(const SlotParams& params, int32_t row, int32_t 
 }
 
 /// Tokens one by one.
-__global__ void __launch_bounds__(kThreads) single_slots_kernel(const __grid_constant__ SlotParams params) {
-  const int64_t step = int64_t{gridDim.x} * kThreads;
-  for (int64_t t = int64_t{blockIdx.x} * kThreads + threadIdx.x; t < params.num_tokens; t += step) {
+__global__ void __launch_bounds__(kSlotThreads) single_slots_kernel(const __grid_constant__ SlotParams params) {
+  const int64_t step = int64_t{gridDim.x} * kSlotThreads;
+  for (int64_t t = int64_t{blockIdx.x} * kSlotThreads + threadIdx.x; t < params.num_tokens; t += step) {
     params.slots[t] = slot_of_token(params, params.token_row[t], params.positions[t]);
   }
 }
 
 /// Two neighbours a thread, whose slots are 16 bytes, kUnroll times; memory is aligned. Where they follow each other on
 /// one page, as a prefill's do, that page is looked up once.
-__global__ void __launch_bounds__(kThreads) slots_kernel(const __grid_constant__ SlotParams params) {
+__global__ void __launch_bounds__(kSlotThreads) slots_kernel(const __grid_constant__ SlotParams params) {
   constexpr int32_t kUnroll = 4;
   const int64_t groups = params.num_tokens / 2;
-  const int64_t step = int64_t{gridDim.x} * kThreads * kUnroll;
-  for (int64_t first = int64_t{blockIdx.x} * kThreads * kUnroll + threadIdx.x; first < groups; first += step) {
+  const int64_t step = int64_t{gridDim.x} * kSlotThreads * kUnroll;
+  for (int64_t first = int64_t{blockIdx.x} * kSlotThreads * kUnroll + threadIdx.x; first < groups; first += step) {
     int2 positions[kUnroll], rows[kUnroll];
 #pragma unroll
     for (int32_t u = 0; u < kUnroll; ++u) {
-      const int64_t group = min(first + u * kThreads, groups - 1);
+      const int64_t group = min(first + u * kSlotThreads, groups - 1);
       positions[u] = reinterpret_cast<const int2*>(params.positions)[group];
       rows[u] = reinterpret_cast<const int2*>(params.token_row)[group];
     }
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads) slots_kernel(const __grid_constant__
     }
 #pragma unroll
     for (int32_t u = 0; u < kUnroll; ++u) {
-      const int64_t group = first + u * kThreads;
+      const int64_t group = first + u * kSlotThreads;
       if (group >= groups) break;
       longlong2 slots;
       if (together[u] && pages[u] >= 0) {
@@ -99,15 +99,15 @@ __global__ void __launch_bounds__(kThreads) slots_kernel(const __grid_constant__
 }
 
 /// Tokens one by one, kScattered in flight, for pages so short that neighbours seldom share one.
-__global__ void __launch_bounds__(kThreads) scattered_slots_kernel(const __grid_constant__ SlotParams params) {
+__global__ void __launch_bounds__(kSlotThreads) scattered_slots_kernel(const __grid_constant__ SlotParams params) {
   constexpr int32_t kUnroll = kScattered;
-  const int64_t step = int64_t{gridDim.x} * kThreads * kUnroll;
-  for (int64_t first = int64_t{blockIdx.x} * kThreads * kUnroll + threadIdx.x; first < params.num_tokens;
+  const int64_t step = int64_t{gridDim.x} * kSlotThreads * kUnroll;
+  for (int64_t first = int64_t{blockIdx.x} * kSlotThreads * kUnroll + threadIdx.x; first < params.num_tokens;
        first += step) {
     int32_t rows[kUnroll], given[kUnroll];
 #pragma unroll
     for (int32_t u = 0; u < kUnroll; ++u) {
-      const int64_t t = first + u * kThreads;
+      const int64_t t = first + u * kSlotThreads;
       given[u] = t < params.num_tokens ? __ldg(params.positions + t) : -1;
       rows[u] = t < params.num_tokens ? __ldg(params.token_row + t) : 0;
     }
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kThreads) scattered_slots_kernel(const __grid_
     }
 #pragma unroll
     for (int32_t u = 0; u < kUnroll; ++u) {
-      const int64_t t = first + u * kThreads;
+      const int64_t t = first + u * kSlotThreads;
       if (t >= params.num_tokens) continue;
       if (places[u].here && pages[u] < 0) report(params.status);
       params.slots[t] = slot_of(params, pages[u], places[u].in_page);
@@ -137,9 +137,9 @@ __global__ void __launch_bounds__(kThreads) scattered_slots_kernel(const __grid_
 }
 
 /// Four of the pages' pieces a thread, where they are 16 bytes that lie on one page; params.pieces counts such fours.
-__global__ void __launch_bounds__(kThreads) wide_expand_kernel(const __grid_constant__ ExpandParams params) {
+__global__ void __launch_bounds__(kSlotThreads) wide_expand_kernel(const __grid_constant__ ExpandParams params) {
   const auto total = static_cast<uint32_t>(params.n) * params.pieces.divisor();
-  for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < total; i += gridDim.x * kThreads) {
+  for (uint32_t i = blockIdx.x * kSlotThreads + threadIdx.x; i < total; i += gridDim.x * kSlotThreads) {
     const uint32_t at = params.pieces.quotient(i);
     const int64_t page = params.pages[at];
     const bool fits = page >= 0 && (page + 1) * params.ratio - 1 <= INT_MAX;
@@ -150,9 +150,9 @@ __global__ void __launch_bounds__(kThreads) wide_expand_kernel(const __grid_cons
   }
 }
 
-__global__ void __launch_bounds__(kThreads) expand_kernel(const __grid_constant__ ExpandParams params) {
+__global__ void __launch_bounds__(kSlotThreads) expand_kernel(const __grid_constant__ ExpandParams params) {
   const auto total = static_cast<uint32_t>(params.n * params.ratio);
-  for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < total; i += gridDim.x * kThreads) {
+  for (uint32_t i = blockIdx.x * kSlotThreads + threadIdx.x; i < total; i += gridDim.x * kSlotThreads) {
     const int64_t page = params.pages[params.pieces.quotient(i)];
     const bool fits = page >= 0 && (page + 1) * params.ratio - 1 <= INT_MAX;
     if (!fits) report(params.status);
@@ -160,8 +160,9 @@ __global__ void __launch_bounds__(kThreads) expand_kernel(const __grid_constant_
   }
 }
 
-__global__ void __launch_bounds__(kThreads) shard_lens_kernel(const __grid_constant__ ShardLensParams params) {
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < params.n; i += int64_t{gridDim.x} * kThreads) {
+__global__ void __launch_bounds__(kSlotThreads) shard_lens_kernel(const __grid_constant__ ShardLensParams params) {
+  for (int64_t i = int64_t{blockIdx.x} * kSlotThreads + threadIdx.x; i < params.n;
+       i += int64_t{gridDim.x} * kSlotThreads) {
     const int32_t length = params.lens[i];
     if (length < 0) report(params.status);
     const int64_t cycle = int64_t{params.shard.world} * params.shard.interleave;
@@ -183,11 +184,12 @@ void enqueue(const SlotParams& given, Stream stream) {
   const uintptr_t all = reinterpret_cast<uintptr_t>(params.positions) | reinterpret_cast<uintptr_t>(params.token_row) |
                         reinterpret_cast<uintptr_t>(params.slots);
   if (params.page_size < kShortPages && params.num_tokens >= kManyTokens) {
-    scattered_slots_kernel<<<grid_for(params.num_tokens, kScattered * kThreads), kThreads, 0, native(stream)>>>(params);
+    scattered_slots_kernel<<<grid_for(params.num_tokens, kScattered * kSlotThreads), kSlotThreads, 0, native(stream)>>>(
+        params);
   } else if (all % 16 == 0 && params.num_tokens >= kManyTokens) {
-    slots_kernel<<<grid_for(params.num_tokens, 8 * kThreads), kThreads, 0, native(stream)>>>(params);
+    slots_kernel<<<grid_for(params.num_tokens, 8 * kSlotThreads), kSlotThreads, 0, native(stream)>>>(params);
   } else {
-    single_slots_kernel<<<grid_for(params.num_tokens, kThreads), kThreads, 0, native(stream)>>>(params);
+    single_slots_kernel<<<grid_for(params.num_tokens, kSlotThreads), kSlotThreads, 0, native(stream)>>>(params);
   }
   check_launch("the slot mapping");
 }
@@ -201,14 +203,14 @@ void enqueue(const ExpandParams& whole, Stream stream) {
     params.pages = whole.pages + first;
     params.n = count;
     params.out = whole.out + first * whole.ratio;
-    kernel<<<grid_for(count * params.pieces.divisor(), kThreads), kThreads, 0, native(stream)>>>(params);
+    kernel<<<grid_for(count * params.pieces.divisor(), kSlotThreads), kSlotThreads, 0, native(stream)>>>(params);
     check_launch("the expansion of pages");
   });
 }
 
 void enqueue(const ShardLensParams& params, Stream stream) {
   if (params.n == 0) return;
-  shard_lens_kernel<<<grid_for(params.n, kThreads), kThreads, 0, native(stream)>>>(params);
+  shard_lens_kernel<<<grid_for(params.n, kSlotThreads), kSlotThreads, 0, native(stream)>>>(params);
   check_launch("a shard's lengths");
 }
 

@@ -7,18 +7,18 @@
 namespace folio::inline v0::kernels::cuda {
 namespace {
 
-constexpr int32_t kThreads = 512;
+constexpr int32_t kCheckThreads = 512;
 
 /// One CTA, so that the fault that is reported does not depend on which CTA comes first. A warp per work tile.
-__global__ void __launch_bounds__(kThreads) check_kernel(const __grid_constant__ TableCheckParams params) {
-  __shared__ __align__(alignof(TableFault)) std::byte memory[kThreads * sizeof(TableFault)];
+__global__ void __launch_bounds__(kCheckThreads) check_kernel(const __grid_constant__ TableCheckParams params) {
+  __shared__ __align__(alignof(TableFault)) std::byte memory[kCheckThreads * sizeof(TableFault)];
   auto* const faults = reinterpret_cast<TableFault*>(memory);
   const auto thread = static_cast<int32_t>(threadIdx.x);
-  faults[thread] = check_tiles(params.segments, params.plan->view, thread / 32, kThreads / 32, thread % 32, 32);
+  faults[thread] = check_tiles(params.segments, params.plan->view, thread / 32, kCheckThreads / 32, thread % 32, 32);
   __syncthreads();
   if (thread > 0) return;
   TableFault lowest;
-  for (int32_t i = 0; i < kThreads; ++i) {
+  for (int32_t i = 0; i < kCheckThreads; ++i) {
     if (comes_before(faults[i], lowest)) lowest = faults[i];
   }
   volatile TableFault& out = *params.fault;
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads) check_kernel(const __grid_constant__
 }  // namespace
 
 void enqueue(const TableCheckParams& params, Stream stream) {
-  check_kernel<<<1, kThreads, 0, native(stream)>>>(params);
+  check_kernel<<<1, kCheckThreads, 0, native(stream)>>>(params);
   check_launch("the check of page tables");
 }
 
