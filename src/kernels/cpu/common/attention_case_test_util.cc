@@ -60,7 +60,7 @@ AttentionCase::AttentionCase(const AttentionConfig& config, scheduler::testing::
 }
 
 float AttentionCase::random_value(DType dtype) {
-  return std::normal_distribution<float>(0.0f, dtype == DType::kInt8 ? kInt8Deviation : options_.magnitude)(random_);
+  return normal_(random_) * (dtype == DType::kInt8 ? kInt8Deviation : options_.magnitude);
 }
 
 void AttentionCase::store_values(unsigned char* data, DType dtype, int64_t first, int64_t step, int32_t count) {

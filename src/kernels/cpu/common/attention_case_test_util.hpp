@@ -89,6 +89,7 @@ class AttentionCase {
   scheduler::testing::OwnedBatch batch_;
   CaseOptions options_;
   std::mt19937 random_;
+  std::normal_distribution<float> normal_;  // a member: it draws values in pairs
   int32_t num_tokens_ = 0;
   uint32_t claims_ = 0;
   std::vector<unsigned char> q_;
