@@ -9,7 +9,7 @@ BYTES_BETWEEN_USES = {"cuda": 320 << 20, "cpu": 400 << 20}
 
 
 class Problem:
-    """bfloat16. q [tokens, q_heads, dim]; caches, a pair for each layer, [pages, page_size, kv_heads, dim]; of MLA, one
+    """bfloat16, with fp8 caches where the row says so. q [tokens, q_heads, dim]; caches, a pair for each layer, [pages, page_size, kv_heads, dim]; of MLA, one
     latent tensor [pages, page_size, 1, 576] of which values are a part. Pages of a request lie scattered."""
 
     def __init__(self, row, device, seed=1):
@@ -29,15 +29,17 @@ class Problem:
         self.block_table = self.block_table.to(self.device)
         self.sm_scale = 1.0 / math.sqrt(192 if row.mla else row.dim)
         shape = self.num_pages, row.page_size, row.kv_heads, row.dim
-        self.cache_bytes = 2 * math.prod(shape) * (1 if row.mla else 2)
-        layers = max(1, math.ceil(BYTES_BETWEEN_USES[self.device.type] / self.cache_bytes) if row.kind == "decode" else 1)
+        self.cache_bytes = (1 if row.fp8 else 2) * math.prod(shape) * (1 if row.mla else 2)
+        several = row.kind == "decode" and not row.in_cache
+        layers = math.ceil(BYTES_BETWEEN_USES[self.device.type] / self.cache_bytes) if several else 1
         self.caches = []
         on_device = torch.Generator(self.device).manual_seed(seed)
         for _ in range(min(layers, 64)):
             k = torch.randn(shape, generator=on_device, device=self.device).to(torch.bfloat16)
             v = k[..., :512] if row.mla else torch.randn(shape, generator=on_device, device=self.device).to(
                 torch.bfloat16)
-            self.caches.append((k, v))
+            # One e4m3 code in sixteen is subnormal.
+            self.caches.append(tuple((0.2 * x).to(torch.float8_e4m3fn) for x in (k, v)) if row.fp8 else (k, v))
         tokens = int(self.cu_q[-1])
         self.q = torch.randn(tokens, row.q_heads, row.dim, generator=on_device, device=self.device).to(torch.bfloat16)
         self.out = torch.full((tokens, row.q_heads, row.dim_v), math.nan, device=self.device, dtype=torch.bfloat16)
@@ -46,7 +48,8 @@ class Problem:
         """Those of one request, [keys, kv_heads, dim], gathered."""
         ids = self.page_ids[self.page_indptr[request]:self.page_indptr[request + 1]].long()
         length = self.row.kv_lens[request]
-        return [cache[ids].flatten(0, 1)[:length] for cache in self.caches[layer]]
+        return [cache.view(torch.uint8 if self.row.fp8 else cache.dtype)[ids].flatten(0, 1)[:length].view(cache.dtype)
+                for cache in self.caches[layer]]
 
     def error(self, out, layer=0, requests=4):
         """The relative norm of the error of some requests' first and last tokens, against float64."""

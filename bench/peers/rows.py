@@ -17,6 +17,8 @@ class Row:
     window: int = 0
     soft_cap: float = 0.0
     mla: bool = False  # latent keys of 576 components; values are their first 512
+    fp8: bool = False  # keys and values in e4m3, without scales
+    in_cache: bool = False  # one layer again and again, so that its pages stay in the processor's caches
     on: tuple = ("cuda", "cpu")
 
     @property
@@ -71,6 +73,9 @@ ROWS = (
     decode("decode 64x4096, pages of 1", 64, 4096, page_size=1, **GPU),
     decode("decode 64x4096, pages of 32", 64, 4096, page_size=32, on=("cpu",)),
     decode("decode 64x4096, window 1024", 64, 4096, window=1024),
+    decode("decode 64x4096, e4m3", 64, 4096, fp8=True, on=("cpu",)),
+    decode("decode 16x512, e4m3, in cache", 16, 512, fp8=True, in_cache=True, on=("cpu",)),
+    decode("decode 1x2048, 4/1 heads, e4m3, in cache", 1, 2048, q_heads=4, kv_heads=1, fp8=True, in_cache=True, on=("cpu",)),
     decode("verify 64x4 on 4096", 64, 4096, q_len=4),
     prompts("prefill 8x4096", 8, 4096, **GPU),
     prompts("prefill 1x16384", 1, 16384, **GPU),
@@ -83,6 +88,7 @@ ROWS = (
     prompts("prefill 8x1024", 8, 1024),
     Row("prefill 64 prompts of about 1000", tuple(range(690, 1330, 10)), tuple(range(690, 1330, 10)), **GPU),
     prompts("prefill 8x512 behind 8192", 8, 512, before=8192),
+    prompts("prefill 1x2048, e4m3", 1, 2048, fp8=True, on=("cpu",)),
     prompts("prefill 1x32768, window 1024", 1, 32768, window=1024, **GPU),
     prompts("prefill 1x8192, window 1024", 1, 8192, window=1024, on=("cpu",)),
     prompts("prefill 8x4096, dim 64", 8, 4096, dim=64, **GPU),

@@ -21,6 +21,8 @@ LARGEST_ERROR = 1e-2  # relative norm, bfloat16
 
 
 def prepare(program, row, device, clock):
+    if row.fp8 and not getattr(program, "takes_fp8", False):
+        raise Refused("it is compared over bfloat16 caches alone")
     problem = Problem(row, device)
     run = program.prepare(problem)
     answer = {"bytes": problem.cache_bytes, "flops": row.flops(), "factor": getattr(run, "factor", 1.0)}

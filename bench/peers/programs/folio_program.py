@@ -11,6 +11,7 @@ class Folio:
 
     name = "folio"
     kv_format = "strided"
+    takes_fp8 = True
 
     def __init__(self, device):
         self.context = folio.Context.cuda(0) if device == "cuda" else folio.Context.cpu(
@@ -21,6 +22,7 @@ class Folio:
         config = folio.AttentionConfig(
             num_q_heads=row.q_heads, num_kv_heads=row.kv_heads, head_dim_qk=row.dim, head_dim_v=row.dim_v,
             page_size=row.page_size, window_left=row.window - 1 if row.window else -1, kv_format=self.kv_format,
+            kv="float8_e4m3fn" if row.fp8 else "bfloat16",
             features=["soft_cap"] if row.soft_cap else [])
         try:
             op = folio.prepare(self.context, config, self._options(problem))
@@ -106,8 +108,8 @@ class FolioPacked(Folio):
 
     def _view(self, row, cache):
         pages = cache[0].shape[0]
-        k = torch.empty(pages, row.kv_heads, row.page_size, row.dim, dtype=torch.bfloat16)
-        v = torch.empty(pages, row.kv_heads, row.page_size // 2, row.dim_v, 2, dtype=torch.bfloat16)
+        k = torch.empty(pages, row.kv_heads, row.page_size, row.dim, dtype=cache[0].dtype)
+        v = torch.empty(pages, row.kv_heads, row.page_size // 2, row.dim_v, 2, dtype=cache[0].dtype)
         view = folio.make_cpu_packed_view(k, v)
         slots = torch.arange(pages * row.page_size)
         folio.write_kv_cache(self.context, folio.CacheWriteArgs(*(each.flatten(0, 1) for each in cache), slots, view))

@@ -42,6 +42,7 @@ class Read:
     """Reads every page once. Its time is the least that a decode can take."""
 
     name = "read"
+    takes_fp8 = True
 
     def __init__(self, device):
         pass
@@ -62,6 +63,7 @@ class Gemm:
     AVX-512: torch takes some 300 times as long for bfloat16 ones there."""
 
     name = "gemm"
+    takes_fp8 = True
 
     def __init__(self, device):
         self.size = 8192 if device == "cuda" else 2048

@@ -11,6 +11,8 @@ class VllmCpu:
     """Over caches of vLLM's layout, [blocks, kv_heads, 2 * BLOCK, dim], K before V, which vLLM writes."""
 
     name = "vllm_cpu"
+    takes_fp8 = True
+    largest_error = 5e-2  # of fp8, 2.4e-2 seen
 
     def __init__(self, device):
         if device != "cpu":
@@ -27,7 +29,8 @@ class VllmCpu:
         row = problem.row
         if row.mla:
             raise Refused("MLA has a kernel of its own")
-        isa = self.isa_of(torch.bfloat16, BLOCK, row.dim)
+        kv_dtype = "fp8_e4m3" if row.fp8 else "auto"
+        isa = self.isa_of(torch.bfloat16, BLOCK, row.dim, kv_dtype)
         counts = [-(-length // BLOCK) for length in row.kv_lens]
         blocks = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(2)).to(torch.int32)
         table = torch.zeros(len(counts), max(counts), dtype=torch.int32)
@@ -46,17 +49,18 @@ class VllmCpu:
                 query=problem.q, key_cache=k, value_cache=v, output=problem.out, query_start_loc=problem.cu_q,
                 seq_lens=problem.kv_lens, scale=problem.sm_scale, causal=True, alibi_slopes=None,
                 sliding_window=window, block_table=table, softcap=row.soft_cap, scheduler_metadata=schedule,
-                s_aux=None)
+                s_aux=None, kv_cache_dtype=kv_dtype)
             return problem.out
 
         return run
 
     def _cache(self, problem, layer, blocks, counts, isa):
         row = problem.row
-        cache = torch.empty(len(blocks), row.kv_heads, 2 * BLOCK, row.dim, dtype=torch.bfloat16)
+        cache = torch.empty(len(blocks), row.kv_heads, 2 * BLOCK, row.dim, dtype=torch.uint8 if row.fp8 else torch.bfloat16)
         k, v = cache.chunk(2, dim=2)
         for request, ids in enumerate(blocks.split(counts)):
             slots = (ids.long()[:, None] * BLOCK + torch.arange(BLOCK)).flatten()[:row.kv_lens[request]]
-            keys, values = (each.contiguous() for each in problem.keys_and_values(request, layer))
-            self.ops.cpu_attn_reshape_and_cache(keys, values, k, v, slots, isa)
+            keys, values = (each.to(torch.bfloat16).contiguous() for each in problem.keys_and_values(request, layer))
+            self.ops.cpu_attn_reshape_and_cache(keys, values, k, v, slots, isa,
+                                                kv_cache_dtype="fp8_e4m3" if row.fp8 else "auto")
         return k, v
