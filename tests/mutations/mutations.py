@@ -460,8 +460,8 @@ plant(rule, "amx-int8-next-tiles-scales-too-early", "src/kernels/cpu/amx/mainloo
 rule = "fp8 dequantized beside the MMAs"
 PIPELINE = "src/kernels/cpu/amx/kv_pipeline.hpp"
 plant(rule, "stage-in-use-overwritten", PIPELINE, "smaller(consumer_chunk_ + kStages, first_", "smaller(consumer_chunk_ + kStages + 1, first_")
-plant(rule, "stage-consumed-before-it-is-full", PIPELINE, "while (producer_chunk_ <= consumer_chunk_) produce();",
-      "while (producer_chunk_ < consumer_chunk_) produce();")
+plant(rule, "stage-consumed-before-it-is-full", PIPELINE, "while (producer_chunk_ <= consumer_chunk_) advance(*this, 1);",
+      "while (producer_chunk_ < consumer_chunk_) advance(*this, 1);")
 rule = "pools and allocators"
 ALLOCATOR = KVCACHE + "token_allocator.cc"
 WINDOW_ALLOCATOR = KVCACHE + "window_token_allocator.cc"

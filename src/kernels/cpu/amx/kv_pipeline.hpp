@@ -111,6 +111,14 @@ FOLIO_INLINE bool is_full_tile(const TileOperands& operands) {
   return operands.uniform && operands.tile.begin == 0 && operands.tile.end == kTileTokens;
 }
 
+/// A share of a pipeline's work, by a call: inlined beside every MMA it would be more code than the instruction cache
+/// holds.
+template <class Pipeline>
+__attribute__((noinline)) static void advance(Pipeline& pipeline, int32_t batches) {
+  pipeline.prefetch();
+  for (int32_t i = 0; i < batches; ++i) pipeline.produce();
+}
+
 /// Dequantizes fp8 or int8 K and V to bfloat16 in small batches, between the MMAs on earlier data.
 ///
 /// A chunk is 64 components of all 64 tokens: [token][component] of K, [pair][component][2] of V (VNNI layout). A KV
@@ -174,14 +182,39 @@ class DequantizationPipeline {
   FOLIO_INLINE_MEMBER const unsigned char* v_operand(const TileSource*, int32_t half, int32_t dim_tile) const {
     return stage_ + half * (kHalfTokens / 2) * kPairStride + dim_tile % kValueTiles * kTileRowBytes;
   }
-  FOLIO_INLINE_MEMBER void at_mma() {
-    prefetch();
-    produce();
-    produce();
+  FOLIO_INLINE_MEMBER void at_mma() { advance(*this, 2); }
+  FOLIO_INLINE_MEMBER void at_softmax_step(int32_t /*pair*/) { advance(*this, 1); }
+
+  /// Of a few lines of the next tile, to L2.
+  FOLIO_INLINE_MEMBER void prefetch() {
+    if (prefetch_group_ >= num_prefetch_) return;
+#pragma GCC unroll 4
+    for (int i = 0; i < kBatchLines; ++i)
+      __builtin_prefetch(prefetch_groups_[prefetch_group_] + prefetch_at_ + i * kLine, 0, 2);
+    prefetch_at_ += kBatchLines * kLine;
+    if (prefetch_at_ < kGroupTokens * (prefetch_group_ < kGroups ? work_.head_dim_v : work_.head_dim_qk)) return;
+    prefetch_at_ = 0;
+    ++prefetch_group_;
   }
-  FOLIO_INLINE_MEMBER void at_softmax_step(int32_t /*pair*/) {
-    prefetch();
-    produce();
+  /// Dequantizes a few lines, if a stage is free.
+  FOLIO_INLINE_MEMBER void produce() {
+    if (producer_chunk_ >= producer_end_) return;
+    const ByteUpcast<kType> upcast;
+    const unsigned char* const from =
+        group_[batch_ / kGroupBatches] + offset_ + batch_ % kGroupBatches * (kBatchLines / 2) * two_lines_;
+    unsigned char* const to = stage(producer_chunk_) + batch_ * kBatchLines * 2 * kLine;
+#pragma GCC unroll 4
+    for (int i = 0; i < kBatchLines; ++i) {
+      __m512i first;
+      __m512i second;
+      upcast.in_order(_mm512_loadu_si512(from + i / 2 * two_lines_ + i % 2 * one_line_), first, second);
+      store(to + 2 * kLine * i, first);
+      store(to + 2 * kLine * i + kLine, second);
+    }
+    if (++batch_ < kChunkBatches) return;
+    batch_ = 0;
+    ++producer_chunk_;
+    set_producer_source();
   }
 
  private:
@@ -207,22 +240,12 @@ class DequantizationPipeline {
     const int32_t end = smaller(after + kTileTokens, work_.kv.kv_end - kGroupTokens + 1);
     for (int32_t t = after; t < end; t += kGroupTokens) prefetch_groups_[num_prefetch_++] = key_at(work_.kv, t);
   }
-  FOLIO_INLINE_MEMBER void prefetch() {
-    if (prefetch_group_ >= num_prefetch_) return;
-#pragma GCC unroll 4
-    for (int i = 0; i < kBatchLines; ++i)
-      __builtin_prefetch(prefetch_groups_[prefetch_group_] + prefetch_at_ + i * kLine, 0, 2);
-    prefetch_at_ += kBatchLines * kLine;
-    if (prefetch_at_ < kGroupTokens * (prefetch_group_ < kGroups ? work_.head_dim_v : work_.head_dim_qk)) return;
-    prefetch_at_ = 0;
-    ++prefetch_group_;
-  }
 
   /// Makes chunk `chunk` of the tile full and releases those before it.
   FOLIO_INLINE_MEMBER void consumer_wait(int32_t chunk) {
     consumer_chunk_ = first_ + chunk;
     set_producer_end();
-    while (producer_chunk_ <= consumer_chunk_) produce();
+    while (producer_chunk_ <= consumer_chunk_) advance(*this, 1);
     stage_ = stage(consumer_chunk_);
   }
   FOLIO_INLINE_MEMBER unsigned char* stage(int32_t number) const {
@@ -240,25 +263,6 @@ class DequantizationPipeline {
     offset_ = keys ? chunk * kChunkDims : (chunk - k_chunks_) * 2 * kChunkDims;
     two_lines_ = keys ? 2 * work_.kv.k_token : work_.kv.v_token;
     one_line_ = keys ? work_.kv.k_token : kLine;
-  }
-  FOLIO_INLINE_MEMBER void produce() {
-    if (producer_chunk_ >= producer_end_) return;
-    const ByteUpcast<kType> upcast;
-    const unsigned char* const from =
-        group_[batch_ / kGroupBatches] + offset_ + batch_ % kGroupBatches * (kBatchLines / 2) * two_lines_;
-    unsigned char* const to = stage(producer_chunk_) + batch_ * kBatchLines * 2 * kLine;
-#pragma GCC unroll 4
-    for (int i = 0; i < kBatchLines; ++i) {
-      __m512i first;
-      __m512i second;
-      upcast.in_order(_mm512_loadu_si512(from + i / 2 * two_lines_ + i % 2 * one_line_), first, second);
-      store(to + 2 * kLine * i, first);
-      store(to + 2 * kLine * i + kLine, second);
-    }
-    if (++batch_ < kChunkBatches) return;
-    batch_ = 0;
-    ++producer_chunk_;
-    set_producer_source();
   }
 
   const WorkTileParams& work_;
