@@ -1,5 +1,6 @@
 #include "kernels/cpu/amx/emulated_kernel_test_util.hpp"
 
+#include "kernels/cpu/amx/collective.hpp"
 #include "kernels/cpu/amx/kernel.hpp"
 #include "kernels/cpu/common/kernel.hpp"
 
@@ -10,9 +11,13 @@ std::string unavailable(const platform::CpuFeatures& features) {
   return features.x86_64_v4() && features.avx512vbmi ? "" : "the CPU or the OS lacks x86-64-v4 or AVX512-VBMI";
 }
 
+bool has_amx() {
+  static const bool has = attention_kernel().unavailable(platform::cpu_features()).empty();
+  return has;
+}
+
 std::string unavailable_or_amx(const platform::CpuFeatures& features) {
-  return attention_kernel().unavailable(features).empty() ? "amx itself runs here, the same in hardware"
-                                                          : unavailable(features);
+  return has_amx() ? "amx itself runs here, the same in hardware" : unavailable(features);
 }
 
 size_t scratch_bytes(const AttentionConfig& config, const scheduler::TileShape& shape) {
@@ -21,7 +26,10 @@ size_t scratch_bytes(const AttentionConfig& config, const scheduler::TileShape& 
 }
 
 void run_worker_in_tiles(const AttentionParams& params, int32_t worker) noexcept {
-  cpu::run_worker(kEmulatedCollective, params, worker);
+  if (!has_amx()) return cpu::run_worker(kEmulatedCollective, params, worker);
+  configure_tiles();
+  cpu::run_worker(kCollective, params, worker);
+  release_tiles();
 }
 
 void run_worker_of_both(const AttentionParams& params, int32_t worker) noexcept {
@@ -36,7 +44,7 @@ void run_combine(const AttentionParams& params, int32_t combine_tile) noexcept {
 
 const AttentionKernel& emulated_kernel() {
   static const AttentionKernel kernel =
-      describe("amx-emulated", unavailable, scratch_bytes, run_worker_in_tiles, run_combine);
+      describe("amx-all-rows", unavailable, scratch_bytes, run_worker_in_tiles, run_combine);
   return kernel;
 }
 

@@ -5,9 +5,9 @@
 
 namespace folio::inline v0::kernels::amx {
 
-/// The AMX kernel with tiles in software, on any machine with AVX-512. "amx-emulated" has all work tiles in them,
-/// "amx-emulated-and-avx512" leaves those of few rows to the AVX-512 kernel, as "amx" does, and is for machines without
-/// that.
+/// The AMX kernel on any machine with AVX-512. "amx-all-rows" has all work tiles in tile registers: in software where
+/// there is no AMX, which takes ten times as long. "amx-emulated-and-avx512" leaves those of few rows to the AVX-512
+/// kernel, as "amx" does, and is for machines without that.
 const AttentionKernel& emulated_kernel();
 const AttentionKernel& emulated_kernel_with_few_rows();
 
