@@ -9,8 +9,9 @@ BYTES_BETWEEN_USES = {"cuda": 320 << 20, "cpu": 400 << 20}
 
 
 class Problem:
-    """bfloat16, with fp8 caches where the row says so. q [tokens, q_heads, dim]; caches, a pair for each layer, [pages, page_size, kv_heads, dim]; of MLA, one
-    latent tensor [pages, page_size, 1, 576] of which values are a part. Pages of a request lie scattered."""
+    """bfloat16, with fp8 caches where the row says so. q [tokens, q_heads, dim]; caches, a pair for each layer, [pages,
+    page_size, kv_heads, dim]; of MLA, one latent tensor [pages, page_size, 1, 576] of which values are a part. Pages of a
+    request lie scattered."""
 
     def __init__(self, row, device, seed=1):
         self.row, self.device = row, torch.device(device)

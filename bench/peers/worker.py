@@ -29,7 +29,7 @@ def prepare(program, row, device, clock):
     out = run(0)
     if out is not None:
         answer["error"] = problem.error(out)
-        if not answer["error"] < getattr(program, "largest_error", LARGEST_ERROR):
+        if not answer["error"] < getattr(program, "largest_fp8_error" if row.fp8 else "largest_error", LARGEST_ERROR):
             return None, {"wrong": answer["error"]}
     layers = len(problem.caches)
     return GpuTimer(run, layers) if device == "cuda" else CpuTimer(run, layers, clock), answer

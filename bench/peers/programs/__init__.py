@@ -1,6 +1,7 @@
 """A program is a class with a name, a constructor that takes the device and raises where the program cannot run there,
 and prepare(problem), which returns run(layer) -> out or raises Refused. Its largest_error, where it has one, is the
-relative norm of the error that it may have. With takes_fp8 it gets rows of fp8 caches too."""
+relative norm of the error that it may have. With takes_fp8 it gets rows of fp8 caches too, of
+which largest_fp8_error says the same."""
 
 
 class Refused(Exception):
