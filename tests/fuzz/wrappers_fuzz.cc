@@ -20,6 +20,7 @@ using Ints = std::vector<int32_t>;
 constexpr float kUntouched = -12345.0f;
 constexpr int32_t kPages = 12;            // of the cache
 constexpr int64_t kMostValues = 1 << 14;  // that an output may have to be run
+constexpr int64_t kMostTokens = 1 << 20;  // of a plan, which takes time and memory in proportion to its rows
 
 /// It looks at every page id: arbitrary ones are refused, not read.
 const folio::Context& validating_context() {
@@ -264,6 +265,11 @@ int64_t end_of(const Ints& indptr) {
   return indptr.empty() ? 0 : indptr.back();
 }
 
+/// Offsets that may be planned and are quick to plan, or that every plan refuses.
+bool is_quick_to_plan(const Ints& indptr) {
+  return end_of(indptr) <= kMostTokens || indptr.front() != 0 || !std::is_sorted(indptr.begin(), indptr.end());
+}
+
 void check_prefill(FuzzInput& input) {
   const auto layout = static_cast<KvCacheLayout>(input.take_between(0, 1));
   BatchPrefillWithPagedKVCacheWrapper wrapper(validating_context(), layout);
@@ -271,6 +277,7 @@ void check_prefill(FuzzInput& input) {
     const WrapperPlanOptions options = take_options(input);
     const auto rows = static_cast<size_t>(input.take_between(0, 3));
     const Ints qo_indptr = take_indptr(input, rows, 5);
+    if (!is_quick_to_plan(qo_indptr)) continue;
     const PageArrays pages = take_pages(input, rows, options.page_size);
     Ints kv_lens;
     for (size_t r = 0; r < std::min(pages.last_page_len.size(), rows) && r + 1 < pages.indptr.size(); ++r) {
@@ -301,6 +308,7 @@ void check_ragged(FuzzInput& input) {
     const WrapperPlanOptions options = take_options(input);
     const auto rows = static_cast<size_t>(input.take_between(0, 3));
     const Ints qo_indptr = take_indptr(input, rows, 5), kv_indptr = take_indptr(input, rows, 12);
+    if (!is_quick_to_plan(qo_indptr)) continue;
     Ints kv_lens;
     for (size_t r = 0; r + 1 < kv_indptr.size(); ++r) {
       kv_lens.push_back(static_cast<int32_t>(std::clamp<int64_t>(int64_t{kv_indptr[r + 1]} - kv_indptr[r], 0, 65)));
@@ -353,6 +361,8 @@ void check_decode(FuzzInput& input) {
     const auto rows = static_cast<size_t>(fixed && fixed_size < 4 ? fixed_size : input.take_between(0, 3));
     const PageArrays pages = take_pages(input, rows, options.page_size);
     int32_t q_len = take_usual(input, 1, 3);
+    const int64_t q_tokens = int64_t{q_len} * static_cast<int64_t>(pages.last_page_len.size());
+    if (q_tokens > kMostTokens && q_tokens <= std::numeric_limits<int32_t>::max()) continue;
     bool planned = false;
     if (input.take<uint8_t>() % 4 == 0) {
       q_len = 1;
@@ -399,6 +409,7 @@ void check_cascade(FuzzInput& input) {
     std::vector<std::span<const int32_t>> bound_spans(levels);
     std::vector<WrapperPages> page_views;
     bounds[levels - 1] = take_indptr(input, static_cast<size_t>(input.take_between(0, 4)), 3);
+    if (!is_quick_to_plan(bounds[levels - 1])) continue;
     for (size_t l = levels - 1; l > 0; --l) bounds[l - 1] = take_coarser(input, bounds[l]);
     for (size_t l = 0; l < levels; ++l) {
       pages[l] = take_pages(input, std::max<size_t>(bounds[l].size(), 1) - 1, options.page_size);
