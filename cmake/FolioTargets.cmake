@@ -1,4 +1,4 @@
-# folio_module(NAME dir_target SOURCES a.cc ... DEPENDS core ... [TESTS a_test.cc ...] [TEST_DEPENDS ...])
+# folio_module(NAME dir_target SOURCES a.cc ... DEPENDS core ... [TESTS a_test.cc ...] [TEST_DEPENDS ...] [TEST_LIBRARIES ...])
 #
 # One target per directory: an object library folio_<NAME> that goes into the library FOLIO_LIBRARY (default: folio), and,
 # with TESTS, one test program folio_<NAME>_test. DEPENDS names other modules (without the folio_ prefix); a directory may depend only on what stands
@@ -67,7 +67,7 @@ function(folio_compile_together target count)
 endfunction()
 
 function(folio_module)
-  cmake_parse_arguments(M "" "NAME" "SOURCES;DEPENDS;TESTS;TEST_DEPENDS;TEST_LABELS" ${ARGN})
+  cmake_parse_arguments(M "" "NAME" "SOURCES;DEPENDS;TESTS;TEST_DEPENDS;TEST_LIBRARIES;TEST_LABELS" ${ARGN})
   set(target folio_${M_NAME})
   if(FOLIO_CUDA STREQUAL "EMULATED")
     folio_emulated_sources(M_SOURCES)
@@ -88,6 +88,7 @@ function(folio_module)
   set_property(TARGET ${target} PROPERTY FOLIO_DEPENDS "${M_DEPENDS}")
   if(FOLIO_BUILD_TESTS AND M_TESTS)
     folio_test(NAME ${target}_test SOURCES ${M_TESTS} MODULES ${M_NAME} ${M_DEPENDS} ${M_TEST_DEPENDS}
+               LIBRARIES ${M_TEST_LIBRARIES}
                LABELS unit ${M_TEST_LABELS})
   endif()
 endfunction()
@@ -217,6 +218,16 @@ function(folio_test)
                          SKIP_REGULAR_EXPRESSION "FOLIO_TEST_DEVICE: no GPU")
     add_dependencies(folio_cuda_tests ${T_NAME})
   endif()
+endfunction()
+
+# folio_test_objects(NAME o SOURCES ...): what several test programs share (they name it among their LIBRARIES), compiled once.
+# Optimised: these sources make the tests' values, millions of them, and compare results.
+function(folio_test_objects)
+  cmake_parse_arguments(T "" "NAME" "SOURCES" ${ARGN})
+  add_library(${T_NAME} OBJECT EXCLUDE_FROM_ALL ${T_SOURCES})
+  target_link_libraries(${T_NAME} PRIVATE folio_options nlohmann_json::nlohmann_json)
+  target_compile_definitions(${T_NAME} PRIVATE FOLIO_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  target_compile_options(${T_NAME} PRIVATE ${FOLIO_TEST_COMPILE_OPTIONS} -O2)
 endfunction()
 
 # The operators new and delete of programs that count allocations (core/allocation_test_util.hpp).

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <random>
 #include <sstream>
+#include <type_traits>
 #include <utility>
 
 #include "core/aligned_buffer.hpp"
@@ -22,27 +23,55 @@ namespace {
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr std::byte kUnwritten{0x5a};
 
-std::vector<std::byte> tensor(const std::vector<float>& values, DType dtype) {
-  std::vector<std::byte> memory(values.size() * static_cast<size_t>(size_of(dtype)));
-  for (size_t i = 0; i < values.size(); ++i) store_from_float(memory.data(), dtype, static_cast<int64_t>(i), values[i]);
-  return memory;
+/// Calls `visit` with the dtype as a constant: a loop over millions of values then decides nothing for each.
+template <typename Visit>
+auto with_constant(DType dtype, Visit&& visit) {
+  switch (dtype) {
+    case DType::kBFloat16: return visit(std::integral_constant<DType, DType::kBFloat16>());
+    case DType::kFloat16: return visit(std::integral_constant<DType, DType::kFloat16>());
+    case DType::kFloat8E4M3: return visit(std::integral_constant<DType, DType::kFloat8E4M3>());
+    case DType::kFloat8E5M2: return visit(std::integral_constant<DType, DType::kFloat8E5M2>());
+    default: return visit(std::integral_constant<DType, DType::kFloat32>());
+  }
 }
 
-float rounded(float value, DType dtype) {
+template <DType kDType>
+float rounded(float value) {
   std::byte memory[4];
-  store_from_float(memory, dtype, 0, value);
-  return load_as_float(memory, dtype, 0);
+  store_from_float(memory, kDType, 0, value);
+  return load_as_float(memory, kDType, 0);
+}
+
+std::vector<std::byte> tensor(const std::vector<float>& values, DType dtype) {
+  std::vector<std::byte> memory(values.size() * static_cast<size_t>(size_of(dtype)));
+  with_constant(dtype, [&](auto constant) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      store_from_float(memory.data(), constant, static_cast<int64_t>(i), values[i]);
+    }
+  });
+  return memory;
 }
 
 /// Appends `count` values in [-amplitude, amplitude).
 void add_values(std::vector<float>& values, size_t count, DType dtype, float amplitude, uint64_t seed) {
   verify::Random random(seed);
   uint64_t bits = 0;
-  for (size_t i = 0; i < count; ++i, bits >>= 32) {
-    if (i % 2 == 0) bits = random.next();
-    const float value = (static_cast<float>(static_cast<uint32_t>(bits) >> 8) * 0x1p-23f - 1.0f) * amplitude;
-    values.push_back(rounded(value, dtype));
-  }
+  const size_t begin = values.size();
+  values.resize(begin + count);
+  with_constant(dtype, [&](auto constant) {
+    for (size_t i = 0; i < count; ++i, bits >>= 32) {
+      if (i % 2 == 0) bits = random.next();
+      const float value = (static_cast<float>(static_cast<uint32_t>(bits) >> 8) * 0x1p-23f - 1.0f) * amplitude;
+      values[begin + i] = rounded<constant()>(value);
+    }
+  });
+}
+
+/// Values [begin, end) as a cache of that dtype and scale gives them back.
+void quantize(std::vector<float>& values, size_t begin, size_t end, DType dtype, float scale) {
+  with_constant(dtype, [&](auto constant) {
+    for (size_t i = begin; i < end; ++i) values[i] = rounded<constant()>(values[i] / scale) * scale;
+  });
 }
 
 /// One seed for every (what, of whom, where).
@@ -227,12 +256,8 @@ void DcpCase::make_queries(uint32_t seed) {
     const auto begin = static_cast<size_t>(indptr_[r]);
     const auto end = begin + static_cast<size_t>(cached ? request.seq_len : request.seq_len - request.q_len);
     if (setup.cache == setup.model && setup.k_scale == 1.0f && setup.v_scale == 1.0f) continue;
-    for (size_t i = begin * k_row; i < end * k_row; ++i) {
-      keys_[i] = rounded(keys_[i] / setup.k_scale, setup.cache) * setup.k_scale;
-    }
-    for (size_t i = begin * v_row; i < end * v_row; ++i) {
-      values_[i] = rounded(values_[i] / setup.v_scale, setup.cache) * setup.v_scale;
-    }
+    quantize(keys_, begin * k_row, end * k_row, setup.cache, setup.k_scale);
+    quantize(values_, begin * v_row, end * v_row, setup.cache, setup.v_scale);
   }
 }
 

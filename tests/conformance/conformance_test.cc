@@ -96,7 +96,7 @@ class Conformance : public ::testing::TestWithParam<size_t> {};
 TEST_P(Conformance, CoveringArray) {
   const std::vector<std::string> tested = kernels();
   if (tested.empty()) GTEST_SKIP() << kNoKernel;
-  const CoveringArray array = covering_array(tested, kStrength);
+  static const CoveringArray array = covering_array(tested, kStrength);  // takes seconds; a part has several shards
   std::cout << array.cases.size() << " cases cover " << array.coverage.covered << " of " << array.coverage.valid
             << " valid " << kStrength << "-tuples (" << array.coverage.tuples << " with the impossible ones)\n";
   ASSERT_EQ(array.coverage.covered, array.coverage.valid);

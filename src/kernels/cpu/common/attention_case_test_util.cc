@@ -39,7 +39,7 @@ double rounding(DType dtype, double value) {
 
 AttentionCase::AttentionCase(const AttentionConfig& config, scheduler::testing::OwnedBatch batch,
                              const CaseOptions& options, uint32_t seed)
-    : config_(config), batch_(std::move(batch)), options_(options), random_(seed) {
+    : config_(config), batch_(std::move(batch)), options_(options), random_(seed), values_(seed) {
   num_tokens_ = batch_.view().num_tokens;
   memory_.resize(batch_.segments.size());
   segment_args_.resize(batch_.segments.size());
@@ -60,7 +60,7 @@ AttentionCase::AttentionCase(const AttentionConfig& config, scheduler::testing::
 }
 
 float AttentionCase::random_value(DType dtype) {
-  return normal_(random_) * (dtype == DType::kInt8 ? kInt8Deviation : options_.magnitude);
+  return values_.normal() * (dtype == DType::kInt8 ? kInt8Deviation : options_.magnitude);
 }
 
 void AttentionCase::store_values(unsigned char* data, DType dtype, int64_t first, int64_t step, int32_t count) {

@@ -8,6 +8,7 @@
 #include "kernels/attention_kernel.hpp"
 #include "scheduler/plan_test_util.hpp"
 #include "scheduler/scheduler.hpp"
+#include "testing/random.hpp"
 
 /// What tests of attention kernels share: a batch with all its arguments, filled with values from a seed and with NaN
 /// wherever a kernel has no business, runs of a kernel over it, and the comparison with the oracle.
@@ -89,7 +90,7 @@ class AttentionCase {
   scheduler::testing::OwnedBatch batch_;
   CaseOptions options_;
   std::mt19937 random_;
-  std::normal_distribution<float> normal_;  // a member: it draws values in pairs
+  verify::Random values_;  // of queries, keys and values: there are millions
   int32_t num_tokens_ = 0;
   uint32_t claims_ = 0;
   std::vector<unsigned char> q_;
