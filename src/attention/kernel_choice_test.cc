@@ -317,9 +317,15 @@ TEST(KernelChoice, Costs_AgreeWithEveryRecordedMeasurement) {
   const CpuFeatures epyc3 = avx2_cpu();
   const auto batch_invariant = [](AttentionConfig config) { return at_level(config, Determinism::kBatchInvariant); };
   std::vector<Measured> all = {
-      // Decision 0073, AMX in its own tiles for all rows: that is the batch-invariant cost.
-      {"avx512", "amx", xeon, batch_invariant(config_of(4)), kDecode},
-      {"avx512", "amx", xeon, batch_invariant(config_of(8)), kDecode},
+      // Decision 0101, AMX in its own tiles for all rows: that is the batch-invariant cost.
+      {"amx", "avx512", xeon, batch_invariant(config_of(1)), kDecode},
+      {"amx", "avx512", xeon, batch_invariant(config_of(4)), kDecode},
+      {"amx", "avx512", xeon, batch_invariant(config_of(8)), kDecode},
+      {"amx", "avx512", xeon, batch_invariant(config_of(4, kE4M3)), kDecode},
+      {"avx512", "amx", xeon, batch_invariant(config_of(1, kE4M3)), kDecode},
+      {"avx512", "amx", xeon, batch_invariant(config_of(4, DType::kInt8)), kDecode},
+      {"amx", "avx512", xeon, batch_invariant(config_of(8, DType::kInt8)), kDecode},
+      // Decision 0073.
       {"amx", "avx512", xeon, batch_invariant(config_of(16)), kDecode},
       {"amx", "avx512", xeon, batch_invariant(config_of(4)), kPrefill},
       {"avx512", "amx", xeon, batch_invariant(config_of(4, kBf16, kPacked)), kDecode},
@@ -330,7 +336,7 @@ TEST(KernelChoice, Costs_AgreeWithEveryRecordedMeasurement) {
       {"amx", "avx512", xeon, config_of(4, kE4M3, kPacked, 32), kDecode},
       // Decision 0081 and the page on MLA and float16.
       {"avx512", "amx", xeon, batch_invariant(config_of(8, kFp16)), kDecode},
-      {"avx512", "amx", xeon, batch_invariant(config_of(16, kFp16)), kDecode},
+      {"amx", "avx512", xeon, batch_invariant(config_of(16, kFp16)), kDecode},
       {"amx", "avx512", xeon, batch_invariant(config_of(32, kFp16)), kDecode},
       {"amx", "avx512", xeon, batch_invariant(config_of(64, kFp16)), kDecode},
       {"amx", "avx512", xeon, config_of(4, kFp16), kPrefill},
@@ -349,7 +355,7 @@ TEST(KernelChoice, Costs_AgreeWithEveryRecordedMeasurement) {
       {"generic-v3", "generic", xeon, config_of(4), kPrefill},
       // The page of the costs.
       {"amx", "avx512", xeon, batch_invariant(config_of(16, kE4M3)), kDecode},
-      {"avx512", "amx", xeon, batch_invariant(config_of(8, kE4M3)), kDecode},
+      {"amx", "avx512", xeon, batch_invariant(config_of(8, kE4M3)), kDecode},
       {"amx", "avx512", xeon, config_of(4, kE4M3), kPrefill},
       {"amx", "avx512", xeon, config_of(4, DType::kFloat8E5M2), kPrefill},
       {"amx", "avx512", xeon, config_of(4, DType::kInt8), kPrefill},
@@ -422,15 +428,15 @@ TEST(KernelChoice, FirstKernel_IsTheFastestOfTheCpu) {
   EXPECT_EQ(first_kernel(avx2_cpu(), rope, {}), "generic-v3");
 }
 
-/// Where bits may not depend on the rows beside them, AMX keeps all rows: decode of few rows loses what prefill gains.
+/// Where bits may not depend on the rows beside them, AMX keeps all rows: decode of few rows may lose what prefill
+/// gains.
 TEST(KernelChoice, BatchInvariantRowsOfAmx_AreWorthItForPrefill) {
   if (kernel_named("amx") == nullptr) GTEST_SKIP() << "the kernels are x86's";
   const CpuFeatures xeon = sapphire_rapids();
-  const AttentionConfig strided = at_level(config_of(4), Determinism::kBatchInvariant);
-  EXPECT_EQ(first_kernel(xeon, strided, {}), "avx512");
-  EXPECT_EQ(first_kernel(xeon, strided, kDecode), "avx512");
-  EXPECT_EQ(first_kernel(xeon, strided, kPrefill), "amx");
-  EXPECT_EQ(first_kernel(xeon, at_level(config_of(16), Determinism::kBatchInvariant), kDecode), "amx");
+  const AttentionConfig int8 = at_level(config_of(4, DType::kInt8), Determinism::kBatchInvariant);
+  EXPECT_EQ(first_kernel(xeon, int8, kDecode), "avx512");
+  EXPECT_EQ(first_kernel(xeon, int8, kPrefill), "amx");
+  EXPECT_EQ(first_kernel(xeon, at_level(config_of(4), Determinism::kBatchInvariant), kDecode), "amx");
   EXPECT_EQ(first_kernel(xeon, at_level(mla(4), Determinism::kBatchInvariant), kDecode), "avx512");
   EXPECT_EQ(first_kernel(xeon, at_level(mla(4), Determinism::kBatchInvariant), kPrefill), "amx");
 }
@@ -442,9 +448,10 @@ TEST(KernelChoice, Formats_AreThoseOfTheMix) {
   };
   for (const WorkloadMix& mix : {WorkloadMix{}, kDecode, kPrefill}) {
     EXPECT_EQ(advised(sapphire_rapids(), config_of(4), mix), kPacked);
-    EXPECT_EQ(advised(sapphire_rapids(), config_of(4, kE4M3), mix), kPacked);
     EXPECT_EQ(advised(avx2_cpu(), config_of(4, DType::kFloat32), mix), kStrided);
   }
+  EXPECT_EQ(advised(sapphire_rapids(), config_of(4, kE4M3), kDecode), kStrided);
+  EXPECT_EQ(advised(sapphire_rapids(), config_of(4, kE4M3), kPrefill), kPacked);
   // Measured on Zen 4: packed pages take 0.82 of the time with four rows, with eight the same, in prefill the same.
   EXPECT_EQ(advised(zen4(), config_of(4), kDecode), kPacked);
   EXPECT_EQ(advised(zen4(), config_of(4), {}), kPacked);

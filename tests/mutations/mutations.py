@@ -288,7 +288,8 @@ plant(rule, "q-strides-packed", TILE_LOOP, "token * args.q.strides[0] + q_head *
 plant(rule, "out-strides-packed", EPILOGUE, "token * args.out.strides[0] + q_head * args.out.strides[1]",
       "(int64_t{token} * config.num_q_heads + q_head) * config.head_dim_v")
 plant(rule, "lengths-borrowed", BATCH, ".kv_len = kv_len,", ".kv_len = segment.kv_len,")
-plant(rule, "states-not-cleared", TILE_LOOP, "clear(rows_from(scratch_.running, h * stride, v_stride), work.num_rows, v_stride);", "")
+plant(rule, "states-not-cleared", TILE_LOOP,
+      "clear(rows_from(scratch_.running, h * stride, v_stride), work.num_rows, collective_.row_padding, v_stride);", "")
 plant(rule, "workspace-parts-overlap", ATTENTION + "run.cc", "workspace + layout.partial_row_sum", "workspace + layout.partial_row_max")
 plant(rule, "workspace-scratch-not-counted", ATTENTION + "run_args.cc",
       "take(op.passes.front().scheduler.num_workers, static_cast<int64_t>(op.scratch_stride))",
@@ -385,6 +386,11 @@ plant(rule, "amx-pairs-share-a-p-buffer", AMX_MAINLOOP, "    pair ^= 1;\n", "")
 plant(rule, "amx-chunk-adds-to-the-one-before", AMX_OVERLAP, "    acc_ += 2 * kDimTile;\n", "")
 plant(rule, "amx-values-of-the-chunk-before", AMX_OVERLAP, "operands_[load_quad_].v += 2 * kTileRowBytes;", "")
 plant(rule, "amx-second-keys-of-a-quad-from-the-first", AMX_OVERLAP, "keys_[kTile - 4].at + k_at_", "keys_[0].at + k_at_")
+
+rule = "AMX: heads of strided caches together"
+plant(rule, "amx-heads-share-their-factors", AMX_MAINLOOP, "amx.scratch.value_scale += head * rows;", "")
+plant(rule, "amx-values-of-the-first-head", AMX_PRODUCER, "head.kv.v - first_.kv.v", "0")
+plant(rule, "amx-odd-token-of-a-known-row-lost", AMX_PRODUCER, "interleave_rows(kv, rows.v(t), rows.v(t + 1),", "interleave_rows(kv, rows.v(t), rows.v(t),")
 
 rule = "AMX: float16 as two bfloat16 terms"
 AMX_GEMM = "src/kernels/cpu/amx/gemm.hpp"

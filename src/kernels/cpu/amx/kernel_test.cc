@@ -301,6 +301,34 @@ TEST_P(AmxKernels, RowBits_NeighbourRowsChange_StayEqual) {
   }
 }
 
+/// Strided caches, few rows: KV heads are walked together. Work tiles of 8 rows have memory for one head at a time.
+TEST_P(AmxKernels, HeadBits_StridedWalkedTogetherOrAlone_StayEqual) {
+  uint32_t seed = 0;
+  for (const DType kv : {DType::kBFloat16, DType::kFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kInt8}) {
+    for (const int32_t page_size : {1, 5, 16, 64}) {
+      if (folio::testing::kInstrumented && page_size % 4 != 0) continue;
+      AttentionConfig config = amx_config(++seed % 2 == 0 ? 64 : 72);
+      if (kv == DType::kFloat16) use_float16(config);
+      config.kv = kv;
+      config.determinism = Determinism::kBatchInvariant;  // all rows in tiles
+      config.kv_format = KvFormat::kStrided;
+      config.num_kv_heads = 5;
+      config.num_q_heads = 5 * static_cast<int32_t>(1 + seed % 9);
+      config.page_size = page_size;
+      config.window_left = seed % 3 == 0 ? 150 : -1;
+      CaseOptions options = all_features();
+      options.hnd = seed % 4 == 0;
+      const int32_t longest = folio::testing::kInstrumented ? 200 : 500;
+      AttentionCase subject(config, paged_batch({1, 3, 1}, {longest, 64, 61}), options, seed);
+      const Result together = subject.run(*GetParam(), 1);
+      const Result alone = subject.run(*GetParam(), 1, 8);
+      ASSERT_EQ(together.bytes, alone.bytes) << to_string(kv) << ", page " << page_size;
+      ASSERT_EQ(together.lse, alone.lse);
+      ASSERT_EQ(subject.compare(together), "") << to_string(kv) << ", page " << page_size;
+    }
+  }
+}
+
 TEST_P(AmxKernels, PromptBits_SplitIntoChunks_StayEqual) {
   AttentionConfig config = amx_config();
   config.determinism = Determinism::kScheduleInvariant;
@@ -458,8 +486,9 @@ TEST(AmxKernel, WorkTilesOfFewRows_AreTheAvx512Kernels) {
     AttentionConfig config = amx_config();
     config.kv_format = format;
     config.page_size = 16;
+    if (format == KvFormat::kStrided) config.kv = DType::kInt8;
     const int32_t group_size = config.num_q_heads / config.num_kv_heads;
-    const int32_t most_few = format == KvFormat::kCpuPacked ? 3 : 7;  // queries of work tiles with few rows
+    const int32_t most_few = 3;  // queries of work tiles with few rows
     AttentionCase subject(config, paged_batch({1, 40, most_few, most_few + 1}, {90, 300, 200, 70}), all_features(), 5);
     const Result found = subject.run(mixed, 1);
     const Result of_tiles = subject.run(tiles, 1);
@@ -494,9 +523,9 @@ TEST(AmxKernel, AllRowsAreInTiles_WhereVLiesReadyOrBitsMustNotDepend) {
                 c.kv = DType::kInt8;
                 c.page_size = page_size;
               }),
-              16);
+              8);
   }
-  EXPECT_EQ(min_rows([](AttentionConfig& c) { c.kv_format = KvFormat::kStrided; }), 16);
+  EXPECT_EQ(min_rows([](AttentionConfig& c) { c.kv_format = KvFormat::kStrided; }), 0);
   EXPECT_EQ(min_rows([](AttentionConfig& c) {
               c.kv_format = KvFormat::kStrided;
               c.head_dim_qk = 576;
@@ -516,14 +545,12 @@ TEST(AmxKernel, CostOfFewRows_IsTheAvx512KernelsWhereTheyAreItsWork) {
   AttentionConfig config = amx_config();
   config.kv_format = KvFormat::kStrided;
   const auto cost = [&](const AttentionKernel& kernel, double rows) { return kernel.cost(features, config, rows); };
-  for (const double rows : {1, 4, 15}) EXPECT_EQ(cost(amx::attention_kernel(), rows), cost(avx512, rows)) << rows;
-  EXPECT_LT(cost(amx::attention_kernel(), 16), cost(avx512, 16));
+  for (const double rows : {1, 4, 16}) EXPECT_LT(cost(amx::attention_kernel(), rows), cost(avx512, rows)) << rows;
+  config.kv = DType::kInt8;
+  for (const double rows : {1, 7}) EXPECT_EQ(cost(amx::attention_kernel(), rows), cost(avx512, rows)) << rows;
+  EXPECT_LT(cost(amx::attention_kernel(), 8), cost(avx512, 8));
   config.determinism = Determinism::kBatchInvariant;
   EXPECT_GT(cost(amx::attention_kernel(), 4), cost(avx512, 4));
-  config.determinism = Determinism::kRunToRun;
-  config.kv = DType::kInt8;
-  for (const double rows : {1, 15}) EXPECT_EQ(cost(amx::attention_kernel(), rows), cost(avx512, rows)) << rows;
-  EXPECT_LT(cost(amx::attention_kernel(), 16), cost(avx512, 16));
 }
 
 TEST(AmxKernel, IsUnavailableWhereTheOsRefusesTiles) {

@@ -61,6 +61,79 @@ struct PrefetchPipeline : InPlaceOperands {
   }
 };
 
+/// V inside K: V's rows come with K's.
+FOLIO_INLINE bool holds_v_in_k(const WorkTileParams& work) {
+  const KvOperand& kv = work.kv;
+  return kv.v >= kv.k && kv.v + work.head_dim_v * element_bytes(kv) <= kv.k + work.head_dim_qk * element_bytes(kv);
+}
+
+/// Prefetches strided K and V to L2, beside a KV tile of one head of several. The next head's rows, or the first head's
+/// of the next tile. Where a token's heads are neighbours in memory and their rows short, rather some tokens of the
+/// next tile, with all their heads: pieces of 128 bytes, far apart, are read slowly.
+class RowPrefetchPipeline : public InPlaceOperands {
+ public:
+  FOLIO_INLINE_MEMBER RowPrefetchPipeline(const WorkTileParams* heads, int32_t num_heads)
+      : k_bytes_(heads[0].head_dim_qk * element_bytes(heads[0].kv)),
+        v_bytes_(holds_v_in_k(heads[0]) ? 0 : heads[0].head_dim_v * element_bytes(heads[0].kv)) {
+    const int64_t last = num_heads - 1;
+    by_token_ = num_heads > 1 && k_bytes_ <= 2 * kLine && heads[last].kv.k - heads[0].kv.k == last * k_bytes_ &&
+                heads[last].kv.v - heads[0].kv.v == last * v_bytes_;
+    if (!by_token_) return;
+    k_bytes_ *= num_heads;
+    v_bytes_ *= num_heads;
+  }
+
+  /// Whether it takes tokens with all their heads.
+  FOLIO_INLINE_MEMBER bool by_token() const { return by_token_; }
+  /// Begins the rows of one head.
+  FOLIO_INLINE_MEMBER void begin(const HeadRows& rows) { begin(rows, 0, 1); }
+  /// Begins share `i` of `count`. By token: `rows` are the first head's.
+  FOLIO_INLINE_MEMBER void begin(const HeadRows& rows, int32_t i, int32_t count) {
+    rows_ = rows;
+    token_ = kTileTokens * i / count;
+    end_ = kTileTokens * (i + 1) / count;
+    at_ = 0;
+  }
+  FOLIO_INLINE_MEMBER void at_mma() { prefetch(); }
+  FOLIO_INLINE_MEMBER void at_softmax_step(int32_t /*pair*/) { prefetch(); }
+  FOLIO_INLINE_MEMBER void drain() {
+    while (token_ < end_) prefetch();
+  }
+
+ private:
+  static constexpr int32_t kLine = 64;
+  static constexpr int32_t kLines = 4;  ///< of K and of V at a time, by token
+
+  FOLIO_INLINE_MEMBER void prefetch() {
+    if (token_ == end_) return;
+    const unsigned char* const k = rows_.k(token_);
+    const unsigned char* const v = rows_.v(token_);
+    if (!by_token_) {
+      ++token_;
+      for (int32_t at = 0; at < k_bytes_; at += kLine) __builtin_prefetch(k + at, 0, 2);
+      for (int32_t at = 0; at < v_bytes_; at += kLine) __builtin_prefetch(v + at, 0, 2);
+      return;
+    }
+    const int32_t end = at_ + kLines * kLine;
+    for (int32_t at = at_; at < end; at += kLine) {
+      if (at < k_bytes_) __builtin_prefetch(k + at, 0, 2);
+      if (at < v_bytes_) __builtin_prefetch(v + at, 0, 2);
+    }
+    at_ = end;
+    if (at_ < larger(k_bytes_, v_bytes_)) return;
+    at_ = 0;
+    ++token_;
+  }
+
+  int32_t k_bytes_;
+  int32_t v_bytes_;
+  bool by_token_;
+  HeadRows rows_{};
+  int32_t token_ = 0;  ///< the next one
+  int32_t end_ = 0;
+  int32_t at_ = 0;  ///< by token: bytes of it that have been prefetched
+};
+
 /// Work tiles of many rows are bound by arithmetic: prefetching costs more there than it gains.
 struct NoPrefetch : InPlaceOperands {
   FOLIO_INLINE_MEMBER void at_mma() {}
@@ -72,25 +145,19 @@ FOLIO_INLINE int32_t group_token(const KvTile& tile, int32_t g) {
   return tile.first + larger(smaller(g * kGroupTokens, tile.end - 1), tile.begin);
 }
 
-/// V inside K: V's rows come with K's.
-FOLIO_INLINE bool holds_v_in_k(const WorkTileParams& work) {
-  const KvOperand& kv = work.kv;
-  return kv.v >= kv.k && kv.v + work.head_dim_v * element_bytes(kv) <= kv.k + work.head_dim_qk * element_bytes(kv);
-}
-
-/// Prefetches the V of `tile` and the K of `next` (null: no tile follows). fp8 and int8 are dequantized, float16 split,
-/// strided V interleaved and V of small pages put together before their tile begins: then both K and V are the next
-/// tile's.
+/// Prefetches the V of `tile` and the K of `next` (null: no tile follows), of packed pages. fp8 and int8 are
+/// dequantized, float16 split and V of small pages put together before their tile begins: then both K and V are the
+/// next tile's.
 static inline PrefetchPipeline prefetch_pipeline(const WorkTileParams& work, const KvTile& tile, const KvTile* next) {
   PrefetchPipeline pipeline;
-  const bool copied = work.kv.dtype != DType::kBFloat16 || !work.kv.packed_v || work.kv.page_size % kHalfTokens != 0;
+  const bool copied = work.kv.dtype != DType::kBFloat16 || work.kv.page_size % kHalfTokens != 0;
   const KvTile* const values = copied ? next : &tile;
   for (int32_t g = 0; g < PrefetchPipeline::kGroups; ++g) {
     if (values != nullptr) pipeline.groups[0][g] = value_at(work.kv, group_token(*values, g));
     if (next != nullptr) pipeline.groups[1][g] = key_at(work.kv, group_token(*next, g));
   }
   const int32_t group_bytes = kGroupTokens * element_bytes(work.kv);
-  pipeline.ends[0] = values == nullptr || holds_v_in_k(work) ? 0 : group_bytes * work.head_dim_v;
+  pipeline.ends[0] = values == nullptr ? 0 : group_bytes * work.head_dim_v;
   pipeline.ends[1] = next == nullptr ? 0 : group_bytes * work.head_dim_qk;
   return pipeline;
 }
@@ -104,11 +171,6 @@ FOLIO_INLINE bool can_pipeline_bytes(const WorkTileParams& work) {
   const KvOperand& kv = work.kv;
   return holds_bytes(kv) && work.num_rows <= kRowBlock && kv.pages != nullptr && kv.packed_v &&
          kv.page_size % kGroupTokens == 0 && work.head_dim_qk % kChunkDims == 0 && work.head_dim_v % kChunkDims == 0;
-}
-
-/// All 64 tokens are visible to every row: no zeros are needed in the dequantization buffer.
-FOLIO_INLINE bool is_full_tile(const TileOperands& operands) {
-  return operands.uniform && operands.tile.begin == 0 && operands.tile.end == kTileTokens;
 }
 
 /// A share of a pipeline's work, by a call: inlined beside every MMA it would be more code than the instruction cache

@@ -31,6 +31,7 @@
 ///   pipelines (kv_pipeline.hpp)
 ///
 ///     up to 32 rows     PrefetchPipeline: V of this tile during GEMM0, K of the next one during GEMM1, to L1
+///       strided         RowPrefetchPipeline: K and V of the next head, or tile, to L2
 ///     up to 16 rows,    DequantizationPipeline: 2 stages of 8 KB, 64 tokens x 64 dims in bfloat16
 ///     fp8 or int8
 ///                       chunk   0 1 2 3 ...  (K chunks, V chunks, next tile's K chunks)
@@ -48,23 +49,27 @@ inline constexpr int32_t kMaxDecodeRows = 2 * kRowBlock;
 
 /// What is the same for all of a work tile.
 struct AmxWork {
-  const WorkTileParams& work;
+  const WorkTileParams* tile;
   AmxScratch scratch;
   QkSteps steps;   ///< of GEMM0
   int32_t terms;   ///< of an element (num_terms)
   bool scaled;     ///< some row has a value scale
   bool transform;  ///< soft cap or ALiBi: logits are more than scaled scores
+  FOLIO_INLINE_MEMBER const WorkTileParams& work() const { return *tile; }
 };
 
-FOLIO_INLINE AmxWork begin_work(const WorkTileParams& work) {
+/// `head`: of those walked together, whose factors stand one after the other.
+FOLIO_INLINE AmxWork begin_work(const WorkTileParams& work, int32_t head) {
   const int32_t terms = num_terms(work.q_dtype);
-  AmxWork amx{work,
+  AmxWork amx{&work,
               carve_amx_scratch(work.scratch.collective, work.tile_rows, work.head_dim_qk, work.head_dim_v, terms),
               qk_steps(work),
               terms,
               false,
               work.soft_cap != 0.0f || work.alibi};
   const int32_t rows = rounded_up(work.num_rows, kRowBlock);
+  amx.scratch.logit_scale += head * rows;
+  amx.scratch.value_scale += head * rows;
   for (int32_t r = 0; r < rows; ++r) {
     const bool real = r < work.num_rows;
     const float value_scale = real ? work.rows[r].value_scale : 1.0f;
@@ -111,18 +116,18 @@ FOLIO_INLINE TileSum exponentiate_row_block(const AmxWork& amx, const TileOperan
 FOLIO_INLINE Vec finish_scores(const AmxWork& amx, const TileOperands& operands, const RowBlockState& block,
                                float* scores) {
   const Vec logit_scale = load<Vec>(amx.scratch.logit_scale + block.first);
-  const int32_t rows = smaller(amx.work.num_rows - block.first, kRowBlock);
+  const int32_t rows = smaller(amx.work().num_rows - block.first, kRowBlock);
   if (operands.scales.k != nullptr) scale_token_scores(operands, scores);
-  if (operands.non_finite_keys != 0) rescore_non_finite(amx.work, operands, block.first, rows, scores);
+  if (operands.non_finite_keys != 0) rescore_non_finite(amx.work(), operands, block.first, rows, scores);
   if (!amx.transform) return logit_scale * splat(kLog2E);
-  finish_logits(amx.work, operands.tile, block.first, rows, logit_scale, scores);
+  finish_logits(amx.work(), operands.tile, block.first, rows, logit_scale, scores);
   return splat(1.0f);
 }
 
 /// row_max after the tile; true if acc must be rescaled.
 FOLIO_INLINE bool update_row_max(const AmxWork& amx, const TileOperands& operands, Vec logit_scale, float* scores,
                                  RowBlockState& block) {
-  block.max = update_block_row_max(amx.work, operands, block.mask, block.first, logit_scale, scores);
+  block.max = update_block_row_max(amx.work(), operands, block.mask, block.first, logit_scale, scores);
   round_large_logits(block.max, scores);
   block.max.raised &= block.rows;
   block.max_is_known = true;
@@ -146,7 +151,7 @@ FOLIO_INLINE bool mask_row_blocks(const WorkTileParams& work, const TileOperands
 }
 
 FOLIO_INLINE const unsigned char* packed_q(const AmxWork& amx, int32_t r) {
-  return reinterpret_cast<const unsigned char*>(amx.work.scratch.reordered_q) +
+  return reinterpret_cast<const unsigned char*>(amx.work().scratch.reordered_q) +
          int64_t{r / kRowBlock} * amx.steps.q_tiles() * kTileBytes;
 }
 
@@ -161,7 +166,7 @@ FOLIO_INLINE uint16_t* p_buffer(const AmxWork& amx, int32_t buffer, int32_t tile
 /// One batch for kRowBlocks row blocks from row r on: GEMM0, softmax, GEMM1, one after the other.
 template <class Tiles, int kRowBlocks, class Pipeline>
 static void consume_row_blocks(const AmxWork& amx, const TileBatch& batch, int32_t r, Pipeline& pipeline) {
-  const WorkTileParams& work = amx.work;
+  const WorkTileParams& work = amx.work();
   float* const all_scores = scores_buffer(amx, kScoreBuffers - 1);
   PendingPv pending;
   for (int32_t i = 0; i < batch.count; ++i) {
@@ -192,7 +197,7 @@ static void consume_row_blocks(const AmxWork& amx, const TileBatch& batch, int32
 
 template <class Tiles, class Pipeline>
 static void consume_few_rows(const AmxWork& amx, const TileBatch& batch, Pipeline& pipeline) {
-  if (amx.work.num_rows > kRowBlock) {
+  if (amx.work().num_rows > kRowBlock) {
     consume_row_blocks<Tiles, 2>(amx, batch, 0, pipeline);
   } else {
     consume_row_blocks<Tiles, 1>(amx, batch, 0, pipeline);
@@ -201,8 +206,8 @@ static void consume_few_rows(const AmxWork& amx, const TileBatch& batch, Pipelin
 
 static inline void produce_batch(const AmxWork& amx, TileBatch& batch) {
   for (int32_t i = 0; i < batch.count; ++i) {
-    produce_k(amx.work, batch.tiles[i]);
-    produce_v(amx.work, batch.tiles[i]);
+    produce_k(amx.work(), batch.tiles[i]);
+    produce_v(amx.work(), batch.tiles[i]);
   }
 }
 
@@ -219,7 +224,7 @@ static inline int32_t locate_batch(const WorkTileParams& work, const VisibleRang
 /// Few rows (decode, verification), bound by memory: batches of one KV tile, the next one prefetched beside the MMAs.
 template <class Tiles>
 static void mainloop_decode(const AmxWork& amx, const VisibleRange& range, TileBatch* batches) {
-  const WorkTileParams& work = amx.work;
+  const WorkTileParams& work = amx.work();
   int32_t first = locate_batch(work, range, work.kv.kv_begin / kTileTokens * kTileTokens, 1, batches[0]);
   for (int current = 0; batches[current].count > 0; current ^= 1) {
     TileBatch& now = batches[current];
@@ -236,7 +241,7 @@ static void mainloop_decode(const AmxWork& amx, const VisibleRange& range, TileB
 /// The same for fp8 and int8: full tiles are dequantized beside the MMAs.
 template <class Tiles, DType kType>
 static void mainloop_decode_bytes(const AmxWork& amx, const VisibleRange& range, TileBatch* batches) {
-  const WorkTileParams& work = amx.work;
+  const WorkTileParams& work = amx.work();
   int32_t first = locate_batch(work, range, work.kv.kv_begin / kTileTokens * kTileTokens, 1, batches[0]);
   DequantizationPipeline<kType> dequantize(work, amx.scratch.keys);
   for (int current = 0; batches[current].count > 0; current ^= 1) {
@@ -252,6 +257,44 @@ static void mainloop_decode_bytes(const AmxWork& amx, const VisibleRange& range,
       produce_batch(amx, now);
       PrefetchPipeline pipeline = prefetch_pipeline(work, now.tiles[0].tile, next_tile);
       consume_row_blocks<Tiles, 1>(amx, now, 0, pipeline);
+      pipeline.drain();
+    }
+  }
+}
+
+/// The same for strided caches, of one KV head or several: a KV tile of all heads, one after the other, then the next
+/// one. So memory is read about in its order, in which a token's heads are neighbours.
+template <class Tiles>
+static void mainloop_decode_strided(const WorkTileParams* heads, int32_t num_heads, TileBatch* batches) {
+  const WorkTileParams& work = heads[0];
+  AmxWork amx[kMaxHeads];
+  for (int32_t h = 0; h < num_heads; ++h) amx[h] = begin_work(heads[h], h);
+  const VisibleRange range = common_visible_range(work);
+  TileRows rows[2] = {TileRows(work, 0), TileRows(work, 1)};
+  const auto find = [&](int32_t first, int i) __attribute__((always_inline)) {
+    batches[i].count = find_tile(work, range, first, batches[i].tiles[0]) ? 1 : 0;
+    if (batches[i].count != 0) rows[i].locate(batches[i].tiles[0].tile);
+  };
+  RowPrefetchPipeline pipeline(heads, num_heads);
+  find(work.kv.kv_begin / kTileTokens * kTileTokens, 0);
+  if (pipeline.by_token() && batches[0].count != 0) pipeline.begin(rows[0].of(work));
+  pipeline.drain();
+  for (int now = 0; batches[now].count != 0; now ^= 1) {
+    TileOperands& operands = batches[now].tiles[0];
+    find(operands.tile.first + kTileTokens, now ^ 1);
+    const bool has_next = batches[now ^ 1].count != 0;
+    for (int32_t h = 0; h < num_heads; ++h) {
+      if (pipeline.by_token() && has_next) {
+        pipeline.begin(rows[now ^ 1].of(work), h, num_heads);
+      } else if (!pipeline.by_token() && h + 1 < num_heads) {
+        pipeline.begin(rows[now].of(heads[h + 1]));
+      } else if (!pipeline.by_token() && has_next) {
+        pipeline.begin(rows[now ^ 1].of(work));
+      }
+      operands.non_finite = operands.non_finite_keys = 0;
+      if (work.kv.k_scales != nullptr) produce_token_scales(heads[h].kv, operands);
+      produce_rows(heads[h], rows[now].of(heads[h]), operands);
+      consume_few_rows<Tiles>(amx[h], batches[now], pipeline);
       pipeline.drain();
     }
   }
@@ -283,7 +326,7 @@ FOLIO_INLINE bool find_pair_tile(const WorkTileParams& work, PairTile& at) {
 template <class Tiles>
 static void mainloop_prefill(const AmxWork& amx, const VisibleRange& range, TileBatch* batches) {
   constexpr int kRowBlocks = 2;
-  const WorkTileParams& work = amx.work;
+  const WorkTileParams& work = amx.work();
   const int32_t most = batch_tiles(work.head_dim_qk, work.head_dim_v, amx.terms);
   const int32_t single = (work.num_rows + kRowBlock - 1) / (2 * kRowBlock) * (2 * kRowBlock);  // after all pairs
   NoPrefetch no_prefetch;
@@ -368,11 +411,9 @@ static void mainloop_prefill(const AmxWork& amx, const VisibleRange& range, Tile
   pv.drain();
 }
 
-template <class Tiles>
-FOLIO_INLINE void mainloop_of_head(const WorkTileParams& work) {
-  const AmxWork amx = begin_work(work);
-  const VisibleRange range = common_visible_range(work);
-  TileBatch batches[2];
+/// Two batches with their memory.
+FOLIO_INLINE void carve_batches(const AmxWork& amx, TileBatch* batches) {
+  const WorkTileParams& work = amx.work();
   const int32_t most = batch_tiles(work.head_dim_qk, work.head_dim_v, amx.terms);
   for (int32_t i = 0; i < 2 * kBatchTiles; ++i) {
     const int32_t set = i / kBatchTiles;
@@ -385,6 +426,11 @@ FOLIO_INLINE void mainloop_of_head(const WorkTileParams& work) {
     float* const scales = amx.scratch.token_scales + i * 2 * kTileTokens;
     operands.scales = work.kv.k_scales == nullptr ? TileScales{} : TileScales{scales, scales + kTileTokens};
   }
+}
+
+template <class Tiles>
+FOLIO_INLINE void mainloop_of_head(const WorkTileParams& work, const AmxWork& amx, TileBatch* batches) {
+  const VisibleRange range = common_visible_range(work);
   if (work.num_rows > kMaxDecodeRows) {
     mainloop_prefill<Tiles>(amx, range, batches);
   } else if (!can_pipeline_bytes(work)) {
@@ -400,7 +446,15 @@ FOLIO_INLINE void mainloop_of_head(const WorkTileParams& work) {
 
 template <class Tiles>
 static void mainloop_amx(const WorkTileParams* heads, int32_t num_heads) noexcept {
-  for (int32_t h = 0; h < num_heads; ++h) mainloop_of_head<Tiles>(heads[h]);
+  TileBatch batches[2];
+  const AmxWork amx = begin_work(heads[0], 0);
+  carve_batches(amx, batches);
+  if (heads[0].num_rows <= kMaxDecodeRows && !heads[0].kv.packed_v) {
+    return mainloop_decode_strided<Tiles>(heads, num_heads, batches);
+  }
+  for (int32_t h = 0; h < num_heads; ++h) {
+    mainloop_of_head<Tiles>(heads[h], h == 0 ? amx : begin_work(heads[h], 0), batches);
+  }
 }
 
 static void load_q_amx(const WorkTileParams& work) noexcept {

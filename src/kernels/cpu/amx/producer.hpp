@@ -235,14 +235,20 @@ static inline void interleave_bf16(const unsigned char* even, const unsigned cha
                                    unsigned char* to) {
   const __m512i lower = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
   const __m512i upper = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-  for (int32_t d = 0; d < dim; d += 32, to += 128) {
-    const auto some = static_cast<__mmask32>(bit_range(0, dim - d));
-    const __m512i a = _mm512_maskz_loadu_epi16(some, even + d * kBf16Bytes);
-    const __m512i b = _mm512_maskz_loadu_epi16(some, odd + d * kBf16Bytes);
+  const auto interleave = [&](__m512i a, __m512i b, int32_t left) __attribute__((always_inline)) {
     const __m512i low = _mm512_unpacklo_epi16(a, b);
     const __m512i high = _mm512_unpackhi_epi16(a, b);
-    store_pairs(_mm512_permutex2var_epi64(low, lower, high), _mm512_permutex2var_epi64(low, upper, high), dim - d, to);
+    store_pairs(_mm512_permutex2var_epi64(low, lower, high), _mm512_permutex2var_epi64(low, upper, high), left, to);
+    to += 128;
+  };
+  int32_t d = 0;
+  for (; d + 32 <= dim; d += 32) {
+    interleave(_mm512_loadu_si512(even + d * kBf16Bytes), _mm512_loadu_si512(odd + d * kBf16Bytes), 32);
   }
+  if (d == dim) return;
+  const auto some = static_cast<__mmask32>(bit_range(0, dim - d));
+  interleave(_mm512_maskz_loadu_epi16(some, even + d * kBf16Bytes),
+             _mm512_maskz_loadu_epi16(some, odd + d * kBf16Bytes), dim - d);
 }
 
 /// The same of rows of bytes.
@@ -251,15 +257,23 @@ static inline void interleave_bytes(const unsigned char* even, const unsigned ch
                                     unsigned char* to) {
   const ByteUpcast<kType> upcast;
   const __m512i order = load<__m512i>(kAlternateBytes.of);
-  for (int32_t d = 0; d < dim; d += 32, to += 128) {
-    const uint64_t some = bit_range(0, smaller(dim - d, 32));
-    const __m512i a = _mm512_maskz_loadu_epi8(some, even + d);
-    const __m512i b = _mm512_maskz_loadu_epi8(some, odd + d);
+  const auto interleave = [&](__m512i a, __m512i b, int32_t left) __attribute__((always_inline)) {
     __m512i first;
     __m512i second;
     upcast.in_order(_mm512_permutex2var_epi8(a, order, b), first, second);
-    store_pairs(first, second, dim - d, to);
+    store_pairs(first, second, left, to);
+    to += 128;
+  };
+  int32_t d = 0;
+  for (; d + 32 <= dim; d += 32) {
+    const auto half = [d](const unsigned char* row) __attribute__((always_inline)) {
+      return _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + d)));
+    };
+    interleave(half(even), half(odd), 32);
   }
+  if (d == dim) return;
+  const uint64_t some = bit_range(0, dim - d);
+  interleave(_mm512_maskz_loadu_epi8(some, even + d), _mm512_maskz_loadu_epi8(some, odd + d), dim - d);
 }
 
 FOLIO_INLINE void interleave_rows(const KvOperand& kv, const unsigned char* even, const unsigned char* odd, int32_t dim,
@@ -362,6 +376,88 @@ static inline void produce_v(const WorkTileParams& work, TileOperands& operands)
     const bool any = split ? split_lines(copy, kHalfTokens / 2 * copy_stride, low_value_bytes(work.head_dim_v))
                            : !operands.uniform && !holds_int8(kv);
     if (any) operands.non_finite |= uint64_t{zero_non_finite(work, copy)} << first;
+  }
+}
+
+/// All 64 tokens are visible to every row: a packed copy needs no zeros.
+FOLIO_INLINE bool is_full_tile(const TileOperands& operands) {
+  return operands.uniform && operands.tile.begin == 0 && operands.tile.end == kTileTokens;
+}
+
+/// The K and V rows of one head in a KV tile of a strided cache.
+struct HeadRows {
+  const unsigned char* const* rows;  ///< [2, kTileTokens]: of K and of V, of the first head
+  int64_t to_k;                      ///< bytes from the first head's to this one's
+  int64_t to_v;
+  FOLIO_INLINE_MEMBER const unsigned char* k(int32_t token) const { return rows[token] + to_k; }
+  FOLIO_INLINE_MEMBER const unsigned char* v(int32_t token) const { return rows[kTileTokens + token] + to_v; }
+};
+
+/// The rows of all heads in a KV tile, found once.
+class TileRows {
+ public:
+  /// `number`: 0 or 1; `first`: the first head.
+  FOLIO_INLINE_MEMBER TileRows(const WorkTileParams& first, int32_t number)
+      : first_(first), rows_(first.scratch.rows + number * 2 * kTileTokens) {}
+
+  /// Tokens that nobody attends to have the row of one next to them.
+  FOLIO_INLINE_MEMBER void locate(const KvTile& tile) {
+    const KvOperand& kv = first_.kv;
+    for (int32_t t = tile.begin; t < tile.end;) {
+      const Place place = place_of(kv, tile.first + t);
+      const int32_t count = kv.pages == nullptr ? tile.end - t : smaller(tile.end - t, kv.page_size - place.slot);
+      const unsigned char* const k = kv.k + place.page * kv.k_page + place.slot * kv.k_token;
+      const unsigned char* const v = kv.v + place.page * kv.v_page + place.slot * kv.v_token;
+      for (int32_t i = 0; i < count; ++i) rows_[t + i] = k + i * kv.k_token;
+      for (int32_t i = 0; i < count; ++i) rows_[kTileTokens + t + i] = v + i * kv.v_token;
+      t += count;
+    }
+    for (int32_t t = 0; t < kTileTokens; ++t) {
+      const int32_t nearest = larger(smaller(t, tile.end - 1), tile.begin);
+      if (t == nearest) continue;
+      rows_[t] = rows_[nearest];
+      rows_[kTileTokens + t] = rows_[kTileTokens + nearest];
+    }
+  }
+
+  FOLIO_INLINE_MEMBER HeadRows of(const WorkTileParams& head) const {
+    return {rows_, head.kv.k - first_.kv.k, head.kv.v - first_.kv.v};
+  }
+
+ private:
+  const WorkTileParams& first_;
+  const unsigned char** const rows_;
+};
+
+/// produce_k and produce_v of a KV tile whose rows are known.
+static inline void produce_rows(const WorkTileParams& work, const HeadRows& rows, TileOperands& operands) {
+  const KvOperand& kv = work.kv;
+  if (!is_full_tile(operands) || holds_float16(kv)) {
+    produce_k(work, operands);
+    produce_v(work, operands);
+    return;
+  }
+  const bool whole_rows = work.head_dim_qk % kMmaDims == 0 && kv.dtype == DType::kBFloat16;
+  const int64_t key_stride = int64_t{rounded_up(work.head_dim_qk, kMmaDims)} * kBf16Bytes;
+  for (int32_t g = 0; g < kTileTokens / kGroupTokens; ++g) {
+    const int32_t first = g * kGroupTokens;
+    const unsigned char* const begin = rows.k(first);
+    if (whole_rows && rows.k(first + kGroupTokens - 1) - begin == (kGroupTokens - 1) * kv.k_token) {
+      operands.keys[g] = {begin, kv.k_token};
+      continue;
+    }
+    unsigned char* const copy = operands.k_buffer + first * key_stride;
+    for (int32_t t = 0; t < kGroupTokens; ++t) {
+      copy_elements(kv, rows.k(first + t), work.head_dim_qk, copy + t * key_stride);
+    }
+    operands.keys[g] = {copy, key_stride};
+  }
+  const int64_t pair_stride = int64_t{rounded_up(work.head_dim_v, kDimTile)} * 2 * kBf16Bytes;
+  for (int32_t t = 0; t < kTileTokens; t += 2) {
+    interleave_rows(kv, rows.v(t), rows.v(t + 1), work.head_dim_v, operands.v_buffer + t / 2 * pair_stride);
+  }
+  for (int32_t h = 0; h < kTileTokens / kHalfTokens; ++h) {
+    operands.values[h] = {operands.v_buffer + h * (kHalfTokens / 2) * pair_stride, pair_stride};
   }
 }
 

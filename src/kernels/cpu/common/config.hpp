@@ -122,7 +122,7 @@ struct Collective {
   /// Loads Q into scratch.q.
   void (*load_q)(const WorkTileParams& work) noexcept;
   /// Adds the KV of work tiles to their states. heads[i] are the same rows and tokens of several KV heads: they differ
-  /// in K, V, the queries' memory and the state alone. More than one only with min_rows_of_heads.
+  /// in K, V, the queries' memory and the state alone. More than one only as the fields below say.
   void (*mainloop)(const WorkTileParams* heads, int32_t num_heads) noexcept;
   /// Combines a second state of a row into the first: row_max, row_sum and acc[n]. An empty second state changes
   /// nothing; into an empty first state the second is copied.
@@ -138,8 +138,13 @@ struct Collective {
   /// Whether it takes KvOperand::ds_mla.
   bool decodes_ds_mla = false;
   /// The mainloop takes several heads, KV tile by KV tile, one head after the other. That is faster for work tiles of
-  /// at least so many rows; 0 = it takes one.
+  /// at least so many rows; 0 = it takes one. And for at most so many.
   int32_t min_rows_of_heads = 0;
+  int32_t max_rows_of_heads = 0x7fffffff;
+  /// It walks several heads of packed caches too.
+  bool takes_packed_heads = true;
+  /// One head's rows in scratch memory begin at a multiple of it.
+  int32_t row_padding = kRowPadding;
 };
 
 }  // namespace folio::inline v0::kernels::cpu

@@ -65,9 +65,9 @@ void write_row(const Collective& collective, const AttentionParams& params, int3
 
 }  // namespace
 
-void clear(const SoftmaxState& state, int32_t rows, int32_t v_stride) {
-  std::fill_n(state.row_max, rows, kNegInf);
-  std::fill_n(state.row_sum, rows, 0.0f);
+void clear(const SoftmaxState& state, int32_t rows, int32_t padding, int32_t v_stride) {
+  std::fill_n(state.row_max, padded(rows, padding), kNegInf);
+  std::fill_n(state.row_sum, padded(rows, padding), 0.0f);
   std::fill_n(state.acc, int64_t{rows} * v_stride, 0.0f);
 }
 

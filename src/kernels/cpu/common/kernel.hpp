@@ -53,8 +53,9 @@ void run_worker(const Collective& few, int32_t min_rows, const Collective& colle
                 int32_t worker) noexcept;
 void run_combine(const Collective& collective, const AttentionParams& params, int32_t combine_tile) noexcept;
 
-/// Makes states empty.
-void clear(const SoftmaxState& state, int32_t rows, int32_t v_stride);
+/// Makes states empty. row_max and row_sum up to a multiple of `padding` rows: kernels compute with those too, and a
+/// denormal number that is left there costs a hundred cycles at every use.
+void clear(const SoftmaxState& state, int32_t rows, int32_t padding, int32_t v_stride);
 
 /// The epilogue of a finished work tile: output rows, or partials where other work tiles share the rows.
 void run_epilogue(const Collective& collective, const AttentionParams& params, const scheduler::WorkTile& tile,

@@ -242,6 +242,8 @@ class Worker {
   int32_t max_heads(const scheduler::WorkTile& tile) const {
     const int32_t rows = tile.row_end - tile.row_begin;
     if (collective_.min_rows_of_heads == 0 || rows < collective_.min_rows_of_heads) return 1;
+    if (rows > collective_.max_rows_of_heads) return 1;
+    if (params_.config->kv_format == KvFormat::kCpuPacked && !collective_.takes_packed_heads) return 1;
     return std::clamp(params_.tile.rows / row_stride(tile), 1, kMaxHeads);
   }
 
@@ -260,7 +262,7 @@ class Worker {
         bind_rows(params_, tile, scratch_.rows + h * stride);
         if (i > 0) continue;
         collective_.load_q(work);
-        clear(rows_from(scratch_.running, h * stride, v_stride), work.num_rows, v_stride);
+        clear(rows_from(scratch_.running, h * stride, v_stride), work.num_rows, collective_.row_padding, v_stride);
       }
       const scheduler::WorkTile& tile = accumulation.tile(0, i);
       const bool in_place = i == 0 || (tile.flags & scheduler::kFold) == 0;
@@ -274,8 +276,8 @@ class Worker {
 
  private:
   /// Rows of scratch memory from one head's to the next one's.
-  static int32_t row_stride(const scheduler::WorkTile& tile) {
-    return padded(tile.row_end - tile.row_begin, kRowPadding);
+  int32_t row_stride(const scheduler::WorkTile& tile) const {
+    return padded(tile.row_end - tile.row_begin, collective_.row_padding);
   }
 
   /// Adds the KV of the heads' work tiles to their running states. A fixed split is a state of its own, which is then
@@ -291,7 +293,7 @@ class Worker {
         work.kv.kv_begin = begin;
         work.kv.kv_end = end - first > kMaxStateTokens ? first + kMaxStateTokens : end;
         work.state = rows_from(in_place ? scratch_.running : scratch_.split, h * stride, v_stride);
-        if (!in_place) clear(work.state, work.num_rows, v_stride);
+        if (!in_place) clear(work.state, work.num_rows, collective_.row_padding, v_stride);
       }
       collective_.mainloop(heads_, num_heads);
       for (int32_t h = 0; !in_place && h < num_heads; ++h) combine_split(heads_[h], h * stride);
