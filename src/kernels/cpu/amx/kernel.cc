@@ -68,8 +68,8 @@ void run_combine(const AttentionParams& params, int32_t combine_tile) noexcept {
 
 }  // namespace
 
-// Where V has to be interleaved in every tile, decode does not pay it back: costs say from how many rows on it does
-// (decisions 0073, 0081). Rows of a work tile may be other requests', and a row's bits must not depend on them.
+// Where K or V has to be copied in every tile, few rows may not pay it back: costs say from how many on they do
+// (decisions 0073, 0081, 0101). Rows of a work tile may be other requests', and a row's bits must not depend on them.
 int32_t min_rows(const AttentionConfig& config) {
   return config.determinism >= Determinism::kBatchInvariant ? 0 : cpu::least_rows(avx512::kCosts, kCosts, config);
 }
@@ -92,7 +92,10 @@ AttentionKernel describe(const char* name, std::string (*is_unavailable)(const p
           .tile_cost = 64,  // a KV tile of a few rows waits for memory as long as so many rows compute
           .row_cost = 1,
           .cost = cost,
-          .heads_together = [](const AttentionConfig& config) { return min_rows(config) > 0 ? cpu::kMaxHeads : 1; },
+          .heads_together =
+              [](const AttentionConfig& config) {
+                return config.kv_format == KvFormat::kStrided || min_rows(config) > 0 ? cpu::kMaxHeads : 1;
+              },
           .p_dtype = [](const AttentionConfig& config) { return config.q; }};
 }
 

@@ -539,6 +539,18 @@ TEST(AmxKernel, AllRowsAreInTiles_WhereVLiesReadyOrBitsMustNotDepend) {
             32);
 }
 
+TEST(AmxKernel, HeadsTogether_AreThoseOfStridedCachesOrOfAvx512) {
+  const auto heads_together = [](KvFormat format, int32_t page_size) {
+    AttentionConfig config = amx_config();
+    config.kv_format = format;
+    config.page_size = page_size;
+    return amx::attention_kernel().heads_together(config);
+  };
+  EXPECT_EQ(heads_together(KvFormat::kStrided, 16), cpu::kMaxHeads);
+  EXPECT_EQ(heads_together(KvFormat::kCpuPacked, 16), cpu::kMaxHeads) << "its few rows are avx512's";
+  EXPECT_EQ(heads_together(KvFormat::kCpuPacked, 32), 1);
+}
+
 TEST(AmxKernel, CostOfFewRows_IsTheAvx512KernelsWhereTheyAreItsWork) {
   const platform::CpuFeatures features;
   const AttentionKernel& avx512 = *avx512::attention_kernels()[0];
