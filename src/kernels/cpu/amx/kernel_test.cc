@@ -318,6 +318,7 @@ TEST_P(AmxKernels, HeadBits_StridedWalkedTogetherOrAlone_StayEqual) {
       config.window_left = seed % 3 == 0 ? 150 : -1;
       CaseOptions options = all_features();
       options.hnd = seed % 4 == 0;
+      options.scales_per_head = seed % 3 != 0;
       const int32_t longest = folio::testing::kInstrumented ? 200 : 500;
       AttentionCase subject(config, paged_batch({1, 3, 1}, {longest, 64, 61}), options, seed);
       const Result together = subject.run(*GetParam(), 1);
