@@ -130,10 +130,10 @@ void BatchDecodeWithPagedKVCacheWrapper::check_fixed_shape(const WrapperPages& p
 
 void BatchDecodeWithPagedKVCacheWrapper::plan(const WrapperPages& pages, const WrapperPlanOptions& options,
                                               int32_t q_len_per_req, Stream stream) {
+  WrapperState& s = state();
+  s.begin_plan(1);  // whatever is refused from here on, the plan before is gone
   check_fixed_shape(pages);
   require(q_len_per_req >= 1, "q_len_per_req is ", q_len_per_req, "; it must be at least 1");
-  WrapperState& s = state();
-  s.begin_plan(1);
   WrapperLevel& level = s.levels()[0];
   s.copy_pages(pages, options.page_size, level);
   if (fixed_batch_size_) s.fix_shape(*fixed_batch_size_, max_num_pages_, q_len_per_req, options.page_size);
@@ -162,6 +162,7 @@ void fast_plan_decode(BatchDecodeWithPagedKVCacheWrapper& wrapper, const Wrapper
     wrapper.plan(pages, options, 1, stream);
     return;
   }
+  wrapper.state().begin_plan(1);
   wrapper.check_fixed_shape(pages);
   try {
     wrapper.plan(pages, options, 1, stream);
@@ -181,13 +182,13 @@ void MultiLevelCascadeAttentionWrapper::plan(std::span<const std::span<const int
                                              std::span<const WrapperPages> pages_arr, const WrapperPlanOptions& options,
                                              Stream stream) {
   const auto levels = static_cast<size_t>(num_levels_);
+  WrapperState& s = state();
+  s.begin_plan(levels);
   require(qo_indptr_arr.size() == levels && pages_arr.size() == levels, "qo_indptr_arr has ", qo_indptr_arr.size(),
           " levels and the pages ", pages_arr.size(), "; the wrapper has ", levels);
   if (options.pos_encoding_mode == PosEncodingMode::kAlibi) {
     core::fail(ErrorCode::kUnsupported, "pos_encoding_mode is ALIBI; cascades are offered with NONE");
   }
-  WrapperState& s = state();
-  s.begin_plan(levels);
   for (size_t l = 0; l < levels; ++l) s.copy_pages(pages_arr[l], options.page_size, s.levels()[l]);
   const std::span<const int32_t> requests = qo_indptr_arr[levels - 1];
   copy_qo_indptr(requests, s.levels()[levels - 1].kv_len.size(), s.cu_q());

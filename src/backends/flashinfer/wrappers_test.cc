@@ -359,6 +359,7 @@ TEST(FastPlanDecode, FixesTheShapeAfterTheFirstCall) {
             }),
             "The batch size should be fixed in cudagraph mode, the runtime batch size 1 mismatches the batch size set "
             "during initialization 2");
+  EXPECT_THROW(wrapper.run(serving.fixture.query, serving.kv_cache(), serving.fixture.output), Error) << "no plan";
   std::vector<int32_t> more = serving.csr.indices;
   more.push_back(1);
   EXPECT_EQ(message_of([&] {
