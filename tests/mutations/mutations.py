@@ -363,15 +363,14 @@ plant(rule, "amx-all-rows-are-few", TILE_LOOP, "tile.row_end - tile.row_begin < 
 
 rule = "AMX: strided values"
 AMX_PRODUCER = "src/kernels/cpu/amx/producer.hpp"
-plant(rule, "amx-odd-row-lost", AMX_PRODUCER, "odd ? value_at(kv, first + t + 1) : zeros", "zeros")
+plant(rule, "amx-odd-row-lost", AMX_PRODUCER, "odd ? rows.v(t + 1) : zeros", "zeros")
 plant(rule, "amx-fp8-rows-out-of-turn", AMX_PRODUCER, "static_cast<uint8_t>(i / 2 + i % 2 * 64)", "static_cast<uint8_t>(i / 2 + i % 2 * 32)")
 
 rule = "AMX: tiles exponentiated before their maximum is known"
 AMX_SOFTMAX = "src/kernels/cpu/amx/softmax.hpp"
 plant(rule, "amx-row-max-kept-whatever-the-sum", AMX_SOFTMAX, "inline constexpr float kMaxKeptSum = 220.0f;",
       "inline constexpr float kMaxKeptSum = 0x1p120f;")
-plant(rule, "amx-exponents-beyond-float32-unseen", AMX_SOFTMAX, "return (rows & ~(small & valid)) == 0;",
-      "return (rows & ~small) == 0;")
+plant(rule, "amx-denormal-exponentials-kept", AMX_SOFTMAX, "lanes = _mm512_mask_cmp_ps_mask(lanes, x, splat(-126.0f), _CMP_NLT_UQ);", "")
 plant(rule, "amx-tile-kept-though-row-max-rose", "src/kernels/cpu/amx/mainloop.hpp",
       "      rescale_acc_rows(work, block.first, block.max.raised, block.max.rescale);\n      return true;",
       "      rescale_acc_rows(work, block.first, block.max.raised, block.max.rescale);\n      return false;")
@@ -384,13 +383,13 @@ plant(rule, "amx-batch-overwritten-before-its-pv", AMX_MAINLOOP, "if (pv.reads(*
 plant(rule, "amx-single-row-block-in-the-pairs-scores", AMX_MAINLOOP, "scores_buffer(amx, kScoreBuffers - 1)", "scores_buffer(amx, 0)")
 plant(rule, "amx-pairs-share-a-p-buffer", AMX_MAINLOOP, "    pair ^= 1;\n", "")
 plant(rule, "amx-chunk-adds-to-the-one-before", AMX_OVERLAP, "    acc_ += 2 * kDimTile;\n", "")
-plant(rule, "amx-values-of-the-chunk-before", AMX_OVERLAP, "operands_[load_quad_].v += 2 * kTileRowBytes;", "")
-plant(rule, "amx-second-keys-of-a-quad-from-the-first", AMX_OVERLAP, "keys_[kTile - 4].at + k_at_", "keys_[0].at + k_at_")
+plant(rule, "amx-values-of-the-chunk-before", AMX_OVERLAP, "operands_[load_quad_].v.at += 2 * operands_[load_quad_].v.step;", "")
+plant(rule, "amx-second-keys-of-a-quad-from-the-first", AMX_OVERLAP, "const TileSource& keys = keys_[kTile - 4];", "const TileSource& keys = keys_[0];")
 
 rule = "AMX: heads of strided caches together"
 plant(rule, "amx-heads-share-their-factors", AMX_MAINLOOP, "amx.scratch.value_scale += head * rows;", "")
 plant(rule, "amx-values-of-the-first-head", AMX_PRODUCER, "head.kv.v - first_.kv.v", "0")
-plant(rule, "amx-odd-token-of-a-known-row-lost", AMX_PRODUCER, "interleave_rows(kv, rows.v(t), rows.v(t + 1),", "interleave_rows(kv, rows.v(t), rows.v(t),")
+plant(rule, "amx-packed-values-of-the-token-not-the-pair", AMX_PRODUCER, "const int32_t pair = kv.packed_v ? 1 : 0;", "const int32_t pair = 0;")
 
 rule = "AMX: float16 as two bfloat16 terms"
 AMX_GEMM = "src/kernels/cpu/amx/gemm.hpp"

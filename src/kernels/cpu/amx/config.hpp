@@ -8,6 +8,8 @@ namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 static_assert(kLanes == 16, "a tile has 16 rows");
 
+/// Work tiles of up to so many rows are bound by memory, not by arithmetic.
+inline constexpr int32_t kMaxDecodeRows = 32;
 inline constexpr int32_t kRowBlock = 16;     ///< rows of Q in the lanes of a vector, or in the rows of a tile register
 inline constexpr int32_t kGroupTokens = 16;  ///< keys in one tile register
 inline constexpr int32_t kHalfTokens = 32;   ///< V rows in one tile register, as 16 pairs (VNNI layout)
@@ -39,11 +41,18 @@ FOLIO_INLINE int32_t batch_tiles(int32_t head_dim_qk, int32_t head_dim_v, int32_
   return dims <= 1152 ? kBatchTiles : kBatchTiles / 2;
 }
 
-/// What a tile load reads: 16 rows of 64 bytes, `stride` bytes apart. Null: not needed.
+/// What a tile load reads: 16 rows of 64 bytes, `stride` bytes apart. The tile of the same rows' next components is
+/// `step` bytes further on. Null: not needed.
 struct TileSource {
   const unsigned char* at;
   int64_t stride;
+  int64_t step;
 };
+
+/// Packed copies hold a tile's rows side by side, tile after tile.
+FOLIO_INLINE TileSource packed_source(const unsigned char* at) {
+  return {at, kTileRowBytes, kTileBytes};
+}
 
 /// A KV tile as operands of tile loads.
 struct TileOperands {
@@ -54,8 +63,8 @@ struct TileOperands {
   uint64_t* visible;         ///< [rows, padded]: the tokens visible to each row
   TileSource keys[kTileTokens / kGroupTokens];
   TileSource values[kTileTokens / kHalfTokens];
-  unsigned char* k_buffer;  ///< [kTileTokens, terms, padded head_dim_qk]
-  unsigned char* v_buffer;  ///< [terms, kTileTokens / 2, padded head_dim_v, 2]
+  unsigned char* k_buffer;  ///< [kTileTokens / 16, terms, padded head_dim_qk / 32] tiles of 16 keys
+  unsigned char* v_buffer;  ///< [terms, kTileTokens / 32, padded head_dim_v / 16] tiles of 16 pairs
   TileScales scales;        ///< of the tokens in [begin, end)
 };
 

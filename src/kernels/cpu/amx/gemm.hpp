@@ -65,15 +65,15 @@ FOLIO_INLINE void gemm_qk(const unsigned char* q, QkSteps steps, const TileOpera
       Tiles::template zero<2>();
       Tiles::template zero<3>();
       for (int32_t i = 0; i < steps.count; ++i) {
-        const int64_t k_at = steps.k(i) * kTileRowBytes;
+        const int64_t k_at = steps.k(i);
         const int64_t q_at = steps.q(i) * kTileBytes;
-        Tiles::template load_streaming<4>(k[g].at + k_at, k[g].stride);
+        Tiles::template load_streaming<4>(k[g].at + k_at * k[g].step, k[g].stride);
         Tiles::template load<6>(q + q_at, kTileRowBytes);
         Tiles::template multiply_add<0, 4, 6>();
         Tiles::template load<7>(other_q + q_at, kTileRowBytes);
         Tiles::template multiply_add<1, 4, 7>();
         pipeline.at_mma();
-        Tiles::template load_streaming<5>(k[g + 1].at + k_at, k[g + 1].stride);
+        Tiles::template load_streaming<5>(k[g + 1].at + k_at * k[g + 1].step, k[g + 1].stride);
         Tiles::template multiply_add<2, 5, 6>();
         Tiles::template multiply_add<3, 5, 7>();
         pipeline.at_mma();
@@ -111,19 +111,19 @@ FOLIO_INLINE void store_acc(float* acc, int64_t stride) {
 }
 
 template <class Tiles, int kRowBlocks, int kDims, int kDim, class Pipeline>
-FOLIO_INLINE void mma_dim_tiles(const unsigned char* values, int64_t stride, Pipeline& pipeline) {
+FOLIO_INLINE void mma_dim_tiles(const unsigned char* values, const TileSource& source, Pipeline& pipeline) {
   if constexpr (kDim < kDims) {
     constexpr int kValues = 6 + kDim % 2;
-    const unsigned char* const from = values + kDim * kTileRowBytes;
+    const unsigned char* const from = values + kDim * source.step;
     if constexpr (kRowBlocks == 2) {
-      Tiles::template load_streaming<kValues>(from, stride);
+      Tiles::template load_streaming<kValues>(from, source.stride);
     } else {
-      Tiles::template load<kValues>(from, stride);
+      Tiles::template load<kValues>(from, source.stride);
     }
     Tiles::template multiply_add<kDim, 4, kValues>();
     if constexpr (kRowBlocks == 2) Tiles::template multiply_add<kDims + kDim, 5, kValues>();
     pipeline.at_mma();
-    mma_dim_tiles<Tiles, kRowBlocks, kDims, kDim + 1>(values, stride, pipeline);
+    mma_dim_tiles<Tiles, kRowBlocks, kDims, kDim + 1>(values, source, pipeline);
   }
 }
 
@@ -160,7 +160,7 @@ FOLIO_INLINE void pv_dim_tiles(float* acc, int32_t v_stride, int32_t d, const Pe
         const uint16_t* const p = pending.p[i] + h * kHalfP + products.p(j);
         Tiles::template load<4>(p, kTileRowBytes);
         if constexpr (kRowBlocks == 2) Tiles::template load<5>(p + kRowBlockP, kTileRowBytes);
-        mma_dim_tiles<Tiles, kRowBlocks, kDims, 0>(v + products.v(j), values.stride, pipeline);
+        mma_dim_tiles<Tiles, kRowBlocks, kDims, 0>(v + products.v(j), values, pipeline);
       }
     }
   }

@@ -143,7 +143,8 @@ class QkOverlap : public OverlappedQuads<QkOverlap<Tiles>> {
   template <int kTile>
   FOLIO_INLINE_MEMBER void load_operand() {
     if constexpr (kTile < 6) {
-      Tiles::template load_streaming<kTile>(keys_[kTile - 4].at + k_at_, keys_[kTile - 4].stride);
+      const TileSource& keys = keys_[kTile - 4];
+      Tiles::template load_streaming<kTile>(keys.at + k_step_ * keys.step, keys.stride);
     } else {
       Tiles::template load<kTile>((kTile == 6 ? q_ : other_q_) + q_at_, kTileRowBytes);
     }
@@ -158,7 +159,7 @@ class QkOverlap : public OverlappedQuads<QkOverlap<Tiles>> {
 
  private:
   FOLIO_INLINE_MEMBER void find_operands() {
-    k_at_ = steps_.k(load_step_) * kTileRowBytes;
+    k_step_ = steps_.k(load_step_);
     q_at_ = steps_.q(load_step_) * kTileBytes;
   }
 
@@ -169,7 +170,7 @@ class QkOverlap : public OverlappedQuads<QkOverlap<Tiles>> {
   QkSteps steps_{};
   int32_t step_ = 0;       ///< of the MMAs
   int32_t load_step_ = 0;  ///< of the loads
-  int64_t k_at_ = 0;
+  int64_t k_step_ = 0;
   int64_t q_at_ = 0;
 };
 
@@ -192,7 +193,8 @@ class PvOverlap : public OverlappedQuads<PvOverlap<Tiles>> {
         const TileSource& values = pending.tiles[i]->values[h];
         if (values.at == nullptr) continue;
         for (int32_t j = 0; j < products.count; ++j) {
-          operands_[quads_++] = {pending.p[i] + h * kHalfP + products.p(j), values.at + products.v(j), values.stride};
+          operands_[quads_++] = {pending.p[i] + h * kHalfP + products.p(j),
+                                 {values.at + products.v(j), values.stride, values.step}};
         }
       }
     }
@@ -259,19 +261,18 @@ class PvOverlap : public OverlappedQuads<PvOverlap<Tiles>> {
     if constexpr (kTile < 6) {
       Tiles::template load<kTile>(from.p + (kTile - 4) * kRowBlockP, kTileRowBytes);
     } else {
-      Tiles::template load_streaming<kTile>(from.v + (kTile - 6) * kTileRowBytes, from.v_stride);
+      Tiles::template load_streaming<kTile>(from.v.at + (kTile - 6) * from.v.step, from.v.stride);
     }
   }
   FOLIO_INLINE_MEMBER void next_operands() {
-    operands_[load_quad_].v += 2 * kTileRowBytes;
+    operands_[load_quad_].v.at += 2 * operands_[load_quad_].v.step;
     if (++load_quad_ == quads_) load_quad_ = 0;
   }
 
  private:
   struct Operands {
     const uint16_t* p;
-    const unsigned char* v;  ///< moves from chunk to chunk
-    int64_t v_stride;
+    TileSource v;  ///< moves from chunk to chunk
   };
   static constexpr int32_t kMaxQuads = kBatchTiles * (kTileTokens / kHalfTokens) * kMaxPvProducts;
 

@@ -16,11 +16,11 @@ struct InPlaceOperands {
   FOLIO_INLINE_MEMBER void consumer_wait_v(int32_t /*dim_tile*/) {}
   /// 16 keys, 32 of their components: the left operand of GEMM0.
   FOLIO_INLINE_MEMBER const unsigned char* k_operand(const TileSource* keys, int32_t group, int32_t step) const {
-    return keys[group].at + step * kTileRowBytes;
+    return keys[group].at + step * keys[group].step;
   }
   /// 16 pairs of V rows, 16 components: the right operand of GEMM1.
   FOLIO_INLINE_MEMBER const unsigned char* v_operand(const TileSource* values, int32_t half, int32_t dim_tile) const {
-    return values[half].at + dim_tile * kTileRowBytes;
+    return values[half].at + dim_tile * values[half].step;
   }
 };
 
@@ -220,8 +220,8 @@ class DequantizationPipeline {
     }
     set_producer_end();
     set_producer_source();
-    for (TileSource& group : operands.keys) group = {stages_, kKeyStride};
-    for (TileSource& half : operands.values) half = {stages_, kPairStride};
+    for (TileSource& group : operands.keys) group = {stages_, kKeyStride, kTileRowBytes};
+    for (TileSource& half : operands.values) half = {stages_, kPairStride, kTileRowBytes};
   }
   FOLIO_INLINE_MEMBER void end_tile() {
     while (prefetch_group_ < num_prefetch_) prefetch();

@@ -44,9 +44,6 @@
 ///                         GEMM0 of tile i + 1: TMUL    GEMM1 of the pair before, 32 components: TMUL
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
-/// Work tiles of up to so many rows are bound by memory, not by arithmetic.
-inline constexpr int32_t kMaxDecodeRows = 2 * kRowBlock;
-
 /// What is the same for all of a work tile.
 struct AmxWork {
   const WorkTileParams* tile;
@@ -90,9 +87,8 @@ struct RowBlockState {
 };
 
 template <class Pipeline>
-FOLIO_INLINE TileSum exponentiate_row_block(const AmxWork& amx, const TileOperands& operands,
-                                            const RowBlockState& block, const float* scores, uint16_t* p,
-                                            Pipeline& pipeline) {
+FOLIO_INLINE Vec exponentiate_row_block(const AmxWork& amx, const TileOperands& operands, const RowBlockState& block,
+                                        const float* scores, uint16_t* p, Pipeline& pipeline) {
   const float* const value_scales = amx.scratch.value_scale + block.first;
   const auto run = [&]<bool kMasked, ValueScales kScales, int kTerms>() __attribute__((always_inline)) {
     return exponentiate<kMasked, kScales, kTerms>(operands, block.mask, block.max, scores, value_scales, p, pipeline);
@@ -185,7 +181,7 @@ static void consume_row_blocks(const AmxWork& amx, const TileBatch& batch, int32
       }
     }
     for (int s = 0; s < kRowBlocks; ++s) {
-      const TileSum sum =
+      const Vec sum =
           exponentiate_row_block(amx, operands, blocks[s], all_scores + s * kBlockScores, p + s * kRowBlockP, pipeline);
       add_to_row_sum(work, blocks[s].first, blocks[s].max, sum);
     }
@@ -205,9 +201,12 @@ static void consume_few_rows(const AmxWork& amx, const TileBatch& batch, Pipelin
 }
 
 static inline void produce_batch(const AmxWork& amx, TileBatch& batch) {
+  const WorkTileParams& work = amx.work();
+  TileRows rows(work, 0);
   for (int32_t i = 0; i < batch.count; ++i) {
-    produce_k(amx.work(), batch.tiles[i]);
-    produce_v(amx.work(), batch.tiles[i]);
+    rows.locate(batch.tiles[i].tile);
+    produce_k(work, rows.of(work), batch.tiles[i]);
+    produce_v(work, rows.of(work), batch.tiles[i]);
   }
 }
 
@@ -293,7 +292,8 @@ static void mainloop_decode_strided(const WorkTileParams* heads, int32_t num_hea
       }
       operands.non_finite = operands.non_finite_keys = 0;
       if (work.kv.k_scales != nullptr) produce_token_scales(heads[h].kv, operands);
-      produce_rows(heads[h], rows[now].of(heads[h]), operands);
+      produce_k(heads[h], rows[now].of(heads[h]), operands);
+      produce_v(heads[h], rows[now].of(heads[h]), operands);
       consume_few_rows<Tiles>(amx[h], batches[now], pipeline);
       pipeline.drain();
     }
@@ -387,7 +387,7 @@ static void mainloop_prefill(const AmxWork& amx, const VisibleRange& range, Tile
     if (has_next) {
       qk.begin(packed_q(amx, next.r), amx.steps, next.batch->tiles[next.tile], scores_buffer(amx, now ^ 1));
     }
-    TileSum sums[kRowBlocks];
+    Vec sums[kRowBlocks];
     sums[0] = exponentiate_row_block(amx, operands, at.blocks[0], scores, p, qk);
     qk.drain();
     pv.begin_tile();

@@ -74,11 +74,12 @@ struct ByteUpcast<DType::kInt8> {
   }
 };
 
-/// Upcasts n bytes (a multiple of 8) to bfloat16, in order. Writes whole lines of 32, with zeros beyond n.
+/// Upcasts n bytes (a multiple of 8) to bfloat16, in order. Writes whole lines of 32, `kTileBytes` apart, with zeros
+/// beyond n.
 template <DType kType>
 static inline void upcast_byte_row(const unsigned char* from, int32_t n, unsigned char* to) {
   const ByteUpcast<kType> upcast;
-  for (int32_t i = 0; i < n; i += 64, from += 64, to += 128) {
+  for (int32_t i = 0; i < n; i += 64, from += 64, to += 2 * kTileBytes) {
     const int32_t left = n - i;
     const __m512i line =
         left >= 64 ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi8(~uint64_t{0} >> (64 - left), from);
@@ -86,11 +87,12 @@ static inline void upcast_byte_row(const unsigned char* from, int32_t n, unsigne
     __m512i second;
     upcast.in_order(line, first, second);
     store(to, first);
-    if (left > 32) store(to + 64, second);
+    if (left > 32) store(to + kTileBytes, second);
   }
 }
 
-/// n elements of a row (a multiple of 8) as element16 has them, and zeros up to the next whole line of 32.
+/// n elements of a row (a multiple of 8) as element16 has them, in lines of 32, `kTileBytes` apart: a row of several
+/// tiles. Zeros up to the next whole line.
 static inline void copy_elements(const KvOperand& kv, const unsigned char* from, int32_t n, unsigned char* to) {
   if (kv.dtype == DType::kFloat8E4M3) {
     upcast_byte_row<DType::kFloat8E4M3>(from, n, to);
@@ -99,9 +101,8 @@ static inline void copy_elements(const KvOperand& kv, const unsigned char* from,
   } else if (holds_int8(kv)) {
     upcast_byte_row<DType::kInt8>(from, n, to);
   } else {
-    const int32_t bytes = n * kBf16Bytes;
-    __builtin_memcpy(to, from, static_cast<size_t>(bytes));
-    __builtin_memset(to + bytes, 0, static_cast<size_t>(rounded_up(bytes, 64) - bytes));
+    for (; n >= 32; n -= 32, from += 64, to += kTileBytes) store(to, load<__m512i>(from));
+    if (n > 0) store(to, _mm512_maskz_loadu_epi16(static_cast<__mmask32>(bit_range(0, n)), from));
   }
 }
 
@@ -129,9 +130,51 @@ FOLIO_INLINE const unsigned char* value_at(const KvOperand& kv, int32_t local) {
   return kv.v + place.page * kv.v_page + (kv.packed_v ? place.slot / 2 : place.slot) * kv.v_token;
 }
 
-FOLIO_INLINE bool in_one_page(const KvOperand& kv, int32_t local, int32_t count) {
-  return kv.pages != nullptr && local / kv.page_size == (local + count - 1) / kv.page_size;
-}
+/// The K and V rows of one head in a KV tile. In packed caches a V row is that of the token's pair.
+struct HeadRows {
+  const unsigned char* const* rows;  ///< [2, kTileTokens]: of K and of V, of the first head
+  int64_t to_k;                      ///< bytes from the first head's to this one's
+  int64_t to_v;
+  FOLIO_INLINE_MEMBER const unsigned char* k(int32_t token) const { return rows[token] + to_k; }
+  FOLIO_INLINE_MEMBER const unsigned char* v(int32_t token) const { return rows[kTileTokens + token] + to_v; }
+};
+
+/// The rows of all heads in a KV tile, found once.
+class TileRows {
+ public:
+  /// `number`: 0 or 1; `first`: the first head.
+  FOLIO_INLINE_MEMBER TileRows(const WorkTileParams& first, int32_t number)
+      : first_(first), rows_(first.scratch.rows + number * 2 * kTileTokens) {}
+
+  /// Tokens that nobody attends to have the row of one next to them.
+  FOLIO_INLINE_MEMBER void locate(const KvTile& tile) {
+    const KvOperand& kv = first_.kv;
+    for (int32_t t = tile.begin; t < tile.end;) {
+      const Place place = place_of(kv, tile.first + t);
+      const int32_t count = kv.pages == nullptr ? tile.end - t : smaller(tile.end - t, kv.page_size - place.slot);
+      const unsigned char* const k = kv.k + place.page * kv.k_page + place.slot * kv.k_token;
+      const unsigned char* const v = kv.v + place.page * kv.v_page;
+      const int32_t pair = kv.packed_v ? 1 : 0;  // shift to a pair's number
+      for (int32_t i = 0; i < count; ++i) rows_[t + i] = k + i * kv.k_token;
+      for (int32_t i = 0; i < count; ++i) rows_[kTileTokens + t + i] = v + ((place.slot + i) >> pair) * kv.v_token;
+      t += count;
+    }
+    for (int32_t t = 0; t < kTileTokens; ++t) {
+      const int32_t nearest = larger(smaller(t, tile.end - 1), tile.begin);
+      if (t == nearest) continue;
+      rows_[t] = rows_[nearest];
+      rows_[kTileTokens + t] = rows_[kTileTokens + nearest];
+    }
+  }
+
+  FOLIO_INLINE_MEMBER HeadRows of(const WorkTileParams& head) const {
+    return {rows_, head.kv.k - first_.kv.k, head.kv.v - first_.kv.v};
+  }
+
+ private:
+  const WorkTileParams& first_;
+  const unsigned char** const rows_;
+};
 
 /// NaN without a payload, which rounding to bfloat16 (pack_bfloat16) could carry out of it.
 FOLIO_INLINE Vec with_plain_nan(Vec value) {
@@ -160,11 +203,11 @@ FOLIO_INLINE __mmask32 non_finite_elements(__m512i values) {
   return _mm512_cmpeq_epi16_mask(_mm512_and_si512(values, exponent), exponent);
 }
 
-/// Splits `bytes` of float16 (whole lines): high terms in place, low ones `to_low` bytes further on. Returns whether
-/// there are NaN or infinities.
-static inline bool split_lines(unsigned char* at, int64_t bytes, int64_t to_low) {
+/// Splits lines of float16, `stride` bytes apart: high terms in place, low ones `to_low` bytes further on. Returns
+/// whether there are NaN or infinities.
+static inline bool split_lines(unsigned char* at, int64_t lines, int64_t stride, int64_t to_low) {
   __mmask32 non_finite = 0;
-  for (unsigned char* const end = at + bytes; at < end; at += 64) {
+  for (unsigned char* const end = at + lines * stride; at < end; at += stride) {
     IntVec high;
     IntVec low;
     split_pairs(load<IntVec>(at), high, low);
@@ -175,36 +218,48 @@ static inline bool split_lines(unsigned char* at, int64_t bytes, int64_t to_low)
   return non_finite != 0;
 }
 
-/// A packed key: the row, or of float16 the row of its high terms and then that of its low ones.
-static inline void pack_k(const WorkTileParams& work, int32_t begin, int32_t end, int64_t stride,
+/// Tiles of 16 packed keys.
+FOLIO_INLINE int32_t key_tiles(const WorkTileParams& work) {
+  return num_terms(work.q_dtype) * rounded_up(work.head_dim_qk, kMmaDims) / kMmaDims;
+}
+
+/// The first line of a packed key.
+FOLIO_INLINE unsigned char* packed_key(const TileOperands& operands, int32_t tiles, int32_t token) {
+  return operands.k_buffer + int64_t{token / kGroupTokens} * tiles * kTileBytes + token % kGroupTokens * kTileRowBytes;
+}
+
+/// Packs keys: the rows, or of float16 the rows of their high terms and then those of the low ones.
+static inline void pack_k(const WorkTileParams& work, const HeadRows& rows, int32_t begin, int32_t end, int32_t tiles,
                           TileOperands& operands) {
   for (int32_t t = begin; t < end; ++t) {
-    unsigned char* const copy = operands.k_buffer + t * stride;
-    copy_elements(work.kv, key_at(work.kv, operands.tile.first + t), work.head_dim_qk, copy);
+    unsigned char* const copy = packed_key(operands, tiles, t);
+    copy_elements(work.kv, rows.k(t), work.head_dim_qk, copy);
     if (!holds_float16(work.kv)) continue;
-    if (split_lines(copy, stride / 2, stride / 2)) operands.non_finite_keys |= uint64_t{1} << t;
+    if (split_lines(copy, tiles / 2, kTileBytes, tiles / 2 * kTileBytes)) operands.non_finite_keys |= uint64_t{1} << t;
   }
 }
 
-/// Masked keys need neither a copy nor zeros: nobody reads their scores.
-static inline void produce_k(const WorkTileParams& work, TileOperands& operands) {
+/// Keys of few rows are loaded as they lie where 16 of them are equally spaced rows of bfloat16. Many rows load keys
+/// again and again: a copy pays, because strides of 1 KB and more have few sets of a cache. Masked keys need neither a
+/// copy nor zeros: nobody reads their scores.
+static inline void produce_k(const WorkTileParams& work, const HeadRows& rows, TileOperands& operands) {
   const KvOperand& kv = work.kv;
-  const bool whole_rows = work.head_dim_qk % kMmaDims == 0 && kv.dtype == DType::kBFloat16;
-  const int64_t copy_stride = int64_t{num_terms(work.q_dtype)} * rounded_up(work.head_dim_qk, kMmaDims) * kBf16Bytes;
+  const bool in_place =
+      work.num_rows <= kMaxDecodeRows && work.head_dim_qk % kMmaDims == 0 && kv.dtype == DType::kBFloat16;
+  const int32_t tiles = key_tiles(work);
   TileSource some{};
   for (int32_t g = 0; g < kTileTokens / kGroupTokens; ++g) {
     const int32_t first = g * kGroupTokens;
     const int32_t begin = larger(operands.tile.begin, first);
     const int32_t end = smaller(operands.tile.end, first + kGroupTokens);
-    operands.keys[g] = {nullptr, 0};
+    operands.keys[g] = {};
     if (begin >= end) continue;
-    const int32_t local = operands.tile.first + first;
-    const bool all = end - begin == kGroupTokens;
-    if (whole_rows && (kv.pages == nullptr ? all : in_one_page(kv, local, kGroupTokens))) {
-      operands.keys[g] = {key_at(kv, local), kv.k_token};
+    const unsigned char* const row = rows.k(first);
+    if (in_place && rows.k(first + kGroupTokens - 1) - row == (kGroupTokens - 1) * kv.k_token) {
+      operands.keys[g] = {row, kv.k_token, kTileRowBytes};
     } else {
-      pack_k(work, begin, end, copy_stride, operands);
-      operands.keys[g] = {operands.k_buffer + first * copy_stride, copy_stride};
+      pack_k(work, rows, begin, end, tiles, operands);
+      operands.keys[g] = packed_source(packed_key(operands, tiles, first));
     }
     some = operands.keys[g];
   }
@@ -227,10 +282,10 @@ static constexpr AlternateBytes kAlternateBytes = make_alternate_bytes();
 /// Stores 32 components of two tokens as pairs in order, those of them that a row of `left` components has.
 FOLIO_INLINE void store_pairs(__m512i first, __m512i second, int32_t left, unsigned char* to) {
   store(to, first);
-  if (left > kDimTile) store(to + 64, second);
+  if (left > kDimTile) store(to + kTileBytes, second);
 }
 
-/// The row of a pair from those of its two tokens.
+/// The row of a pair from those of its two tokens, in lines as copy_elements writes them.
 static inline void interleave_bf16(const unsigned char* even, const unsigned char* odd, int32_t dim,
                                    unsigned char* to) {
   const __m512i lower = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
@@ -239,7 +294,7 @@ static inline void interleave_bf16(const unsigned char* even, const unsigned cha
     const __m512i low = _mm512_unpacklo_epi16(a, b);
     const __m512i high = _mm512_unpackhi_epi16(a, b);
     store_pairs(_mm512_permutex2var_epi64(low, lower, high), _mm512_permutex2var_epi64(low, upper, high), left, to);
-    to += 128;
+    to += 2 * kTileBytes;
   };
   int32_t d = 0;
   for (; d + 32 <= dim; d += 32) {
@@ -262,7 +317,7 @@ static inline void interleave_bytes(const unsigned char* even, const unsigned ch
     __m512i second;
     upcast.in_order(_mm512_permutex2var_epi8(a, order, b), first, second);
     store_pairs(first, second, left, to);
-    to += 128;
+    to += 2 * kTileBytes;
   };
   int32_t d = 0;
   for (; d + 32 <= dim; d += 32) {
@@ -294,38 +349,37 @@ static inline void copy_half_of_pair(const KvOperand& kv, const unsigned char* f
                                      unsigned char* to) {
   for (int32_t d = 0; d < rounded_up(dim, kDimTile); ++d) {
     const uint32_t value = d < dim ? element16(kv, from, 2 * d + odd) : 0u;
-    store(to + 4 * d, value << (16 * odd));
+    store(to + d / kDimTile * kTileBytes + d % kDimTile * 4, value << (16 * odd));
   }
 }
 
-/// Packs tokens [begin, end) of a half as pairs (VNNI layout), with zeros for all others.
-static inline void pack_v(const WorkTileParams& work, int32_t first, int32_t begin, int32_t end, unsigned char* copy) {
+/// Packs tokens [begin, end) of the half from token `first` on as pairs (VNNI layout), with zeros for all others.
+static inline void pack_v(const WorkTileParams& work, const HeadRows& rows, int32_t first, int32_t begin, int32_t end,
+                          unsigned char* copy) {
   const KvOperand& kv = work.kv;
   const int32_t dim = work.head_dim_v;
-  const int64_t stride = int64_t{rounded_up(dim, kDimTile)} * 2 * kBf16Bytes;
-  for (int32_t t = 0; t < kHalfTokens; t += 2, copy += stride) {
+  for (int32_t t = first; t < first + kHalfTokens; t += 2, copy += kTileRowBytes) {
     const bool even = t >= begin && t < end;
     const bool odd = t + 1 >= begin && t + 1 < end;
     if (!even && !odd) {
-      __builtin_memset(copy, 0, static_cast<size_t>(stride));
+      for (int32_t d = 0; d < dim; d += kDimTile) store(copy + d / kDimTile * kTileBytes, IntVec{});
     } else if (!kv.packed_v) {
       const unsigned char* const zeros = work.scratch.zeros;
-      interleave_rows(kv, even ? value_at(kv, first + t) : zeros, odd ? value_at(kv, first + t + 1) : zeros, dim, copy);
+      interleave_rows(kv, even ? rows.v(t) : zeros, odd ? rows.v(t + 1) : zeros, dim, copy);
     } else if (even && odd) {
-      copy_elements(kv, value_at(kv, first + t), dim * 2, copy);
+      copy_elements(kv, rows.v(t), dim * 2, copy);
     } else {
-      copy_half_of_pair(kv, value_at(kv, first + t + (odd ? 1 : 0)), odd ? 1 : 0, dim, copy);
+      copy_half_of_pair(kv, rows.v(t + (odd ? 1 : 0)), odd ? 1 : 0, dim, copy);
     }
   }
 }
 
 /// Replaces NaN and infinity in a packed copy of 16 pairs by zeros. Returns a bit for each token that had any.
 static inline uint32_t zero_non_finite(const WorkTileParams& work, unsigned char* copy) {
-  const int32_t words = rounded_up(work.head_dim_v, kDimTile);
   uint32_t tokens = 0;
   for (int32_t pair = 0; pair < kHalfTokens / 2; ++pair) {
-    for (int32_t d = 0; d < words; d += kDimTile) {
-      unsigned char* const at = copy + (pair * words + d) * 2 * kBf16Bytes;
+    for (int32_t d = 0; d < work.head_dim_v; d += kDimTile) {
+      unsigned char* const at = copy + d / kDimTile * kTileBytes + pair * kTileRowBytes;
       const __m512i value = load<__m512i>(at);
       const __mmask32 non_finite = non_finite_elements(value);
       if (non_finite == 0) continue;
@@ -341,40 +395,47 @@ static inline bool has_non_finite(const WorkTileParams& work, const TileSource& 
   __mmask32 non_finite = 0;
   for (int32_t pair = 0; pair < kHalfTokens / 2; ++pair) {
     for (int32_t d = 0; d < work.head_dim_v; d += kDimTile) {
-      non_finite |= non_finite_elements(load<__m512i>(rows.at + pair * rows.stride + d * 2 * kBf16Bytes));
+      non_finite |= non_finite_elements(load<__m512i>(rows.at + pair * rows.stride + d / kDimTile * rows.step));
     }
   }
   return non_finite != 0;
 }
 
-/// From the high terms of a tile's float16 V to the low ones.
-FOLIO_INLINE int64_t low_value_bytes(int32_t head_dim_v) {
-  return int64_t{kTileTokens} * rounded_up(head_dim_v, kDimTile) * kBf16Bytes;
+/// Bytes of half a KV tile's packed V.
+FOLIO_INLINE int64_t packed_half_bytes(int32_t head_dim_v) {
+  return int64_t{rounded_up(head_dim_v, kDimTile)} / kDimTile * kTileBytes;
 }
 
-static inline void produce_v(const WorkTileParams& work, TileOperands& operands) {
+/// From the high terms of a tile's float16 V to the low ones.
+FOLIO_INLINE int64_t low_value_bytes(int32_t head_dim_v) {
+  return kTileTokens / kHalfTokens * packed_half_bytes(head_dim_v);
+}
+
+static inline void produce_v(const WorkTileParams& work, const HeadRows& rows, TileOperands& operands) {
   const KvOperand& kv = work.kv;
-  const int64_t copy_stride = int64_t{rounded_up(work.head_dim_v, kDimTile)} * 2 * kBf16Bytes;
+  const int64_t half_bytes = packed_half_bytes(work.head_dim_v);
   for (int32_t h = 0; h < kTileTokens / kHalfTokens; ++h) {
     const int32_t first = h * kHalfTokens;
     const int32_t begin = larger(operands.tile.begin, first);
     const int32_t end = smaller(operands.tile.end, first + kHalfTokens);
-    operands.values[h] = {nullptr, 0};
+    operands.values[h] = {};
     if (begin >= end) continue;
-    const int32_t local = operands.tile.first + first;
-    unsigned char* const copy = operands.v_buffer + first / 2 * copy_stride;
+    unsigned char* const copy = operands.v_buffer + h * half_bytes;
+    const unsigned char* const row = rows.v(first);
     const bool direct = kv.packed_v && kv.dtype == DType::kBFloat16 && work.head_dim_v % kDimTile == 0 &&
-                        end - begin == kHalfTokens && in_one_page(kv, local, kHalfTokens);
+                        end - begin == kHalfTokens &&
+                        rows.v(first + kHalfTokens - 1) - row == (kHalfTokens / 2 - 1) * kv.v_token;
     if (direct) {
-      operands.values[h] = {value_at(kv, local), kv.v_token};
+      operands.values[h] = {row, kv.v_token, kTileRowBytes};
       if (operands.uniform || !has_non_finite(work, operands.values[h])) continue;
     }
-    pack_v(work, local, begin - first, end - first, copy);
-    operands.values[h] = {copy, copy_stride};
+    pack_v(work, rows, first, begin, end, copy);
+    operands.values[h] = packed_source(copy);
     // Float16: also where every row sees the token. An infinity times the low term of a p would add up to NaN.
     const bool split = holds_float16(kv);
-    const bool any = split ? split_lines(copy, kHalfTokens / 2 * copy_stride, low_value_bytes(work.head_dim_v))
-                           : !operands.uniform && !holds_int8(kv);
+    const bool any =
+        split ? split_lines(copy, half_bytes / kTileRowBytes, kTileRowBytes, low_value_bytes(work.head_dim_v))
+              : !operands.uniform && !holds_int8(kv);
     if (any) operands.non_finite |= uint64_t{zero_non_finite(work, copy)} << first;
   }
 }
@@ -382,83 +443,6 @@ static inline void produce_v(const WorkTileParams& work, TileOperands& operands)
 /// All 64 tokens are visible to every row: a packed copy needs no zeros.
 FOLIO_INLINE bool is_full_tile(const TileOperands& operands) {
   return operands.uniform && operands.tile.begin == 0 && operands.tile.end == kTileTokens;
-}
-
-/// The K and V rows of one head in a KV tile of a strided cache.
-struct HeadRows {
-  const unsigned char* const* rows;  ///< [2, kTileTokens]: of K and of V, of the first head
-  int64_t to_k;                      ///< bytes from the first head's to this one's
-  int64_t to_v;
-  FOLIO_INLINE_MEMBER const unsigned char* k(int32_t token) const { return rows[token] + to_k; }
-  FOLIO_INLINE_MEMBER const unsigned char* v(int32_t token) const { return rows[kTileTokens + token] + to_v; }
-};
-
-/// The rows of all heads in a KV tile, found once.
-class TileRows {
- public:
-  /// `number`: 0 or 1; `first`: the first head.
-  FOLIO_INLINE_MEMBER TileRows(const WorkTileParams& first, int32_t number)
-      : first_(first), rows_(first.scratch.rows + number * 2 * kTileTokens) {}
-
-  /// Tokens that nobody attends to have the row of one next to them.
-  FOLIO_INLINE_MEMBER void locate(const KvTile& tile) {
-    const KvOperand& kv = first_.kv;
-    for (int32_t t = tile.begin; t < tile.end;) {
-      const Place place = place_of(kv, tile.first + t);
-      const int32_t count = kv.pages == nullptr ? tile.end - t : smaller(tile.end - t, kv.page_size - place.slot);
-      const unsigned char* const k = kv.k + place.page * kv.k_page + place.slot * kv.k_token;
-      const unsigned char* const v = kv.v + place.page * kv.v_page + place.slot * kv.v_token;
-      for (int32_t i = 0; i < count; ++i) rows_[t + i] = k + i * kv.k_token;
-      for (int32_t i = 0; i < count; ++i) rows_[kTileTokens + t + i] = v + i * kv.v_token;
-      t += count;
-    }
-    for (int32_t t = 0; t < kTileTokens; ++t) {
-      const int32_t nearest = larger(smaller(t, tile.end - 1), tile.begin);
-      if (t == nearest) continue;
-      rows_[t] = rows_[nearest];
-      rows_[kTileTokens + t] = rows_[kTileTokens + nearest];
-    }
-  }
-
-  FOLIO_INLINE_MEMBER HeadRows of(const WorkTileParams& head) const {
-    return {rows_, head.kv.k - first_.kv.k, head.kv.v - first_.kv.v};
-  }
-
- private:
-  const WorkTileParams& first_;
-  const unsigned char** const rows_;
-};
-
-/// produce_k and produce_v of a KV tile whose rows are known.
-static inline void produce_rows(const WorkTileParams& work, const HeadRows& rows, TileOperands& operands) {
-  const KvOperand& kv = work.kv;
-  if (!is_full_tile(operands) || holds_float16(kv)) {
-    produce_k(work, operands);
-    produce_v(work, operands);
-    return;
-  }
-  const bool whole_rows = work.head_dim_qk % kMmaDims == 0 && kv.dtype == DType::kBFloat16;
-  const int64_t key_stride = int64_t{rounded_up(work.head_dim_qk, kMmaDims)} * kBf16Bytes;
-  for (int32_t g = 0; g < kTileTokens / kGroupTokens; ++g) {
-    const int32_t first = g * kGroupTokens;
-    const unsigned char* const begin = rows.k(first);
-    if (whole_rows && rows.k(first + kGroupTokens - 1) - begin == (kGroupTokens - 1) * kv.k_token) {
-      operands.keys[g] = {begin, kv.k_token};
-      continue;
-    }
-    unsigned char* const copy = operands.k_buffer + first * key_stride;
-    for (int32_t t = 0; t < kGroupTokens; ++t) {
-      copy_elements(kv, rows.k(first + t), work.head_dim_qk, copy + t * key_stride);
-    }
-    operands.keys[g] = {copy, key_stride};
-  }
-  const int64_t pair_stride = int64_t{rounded_up(work.head_dim_v, kDimTile)} * 2 * kBf16Bytes;
-  for (int32_t t = 0; t < kTileTokens; t += 2) {
-    interleave_rows(kv, rows.v(t), rows.v(t + 1), work.head_dim_v, operands.v_buffer + t / 2 * pair_stride);
-  }
-  for (int32_t h = 0; h < kTileTokens / kHalfTokens; ++h) {
-    operands.values[h] = {operands.v_buffer + h * (kHalfTokens / 2) * pair_stride, pair_stride};
-  }
 }
 
 /// Copies the scales of an int8 KV tile's tokens. Those outside [begin, end) stay as they were: nobody reads them.

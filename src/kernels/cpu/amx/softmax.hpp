@@ -19,40 +19,25 @@
 /// rounding.
 namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
-/// 2^x for x <= 128, 0 in lanes that `lanes` leaves out: relative error below 2^-22.5, exactly 1 at 0, exactly 0 below
-/// -126.5; NaN stays. As exp2_nonpositive (vec.hpp), with a polynomial of degree 5 (2^-23.3 before rounding, fitted in
-/// the same way), and the exponent's bias added with the constant that rounds. `biased_exponent`: that sum's bits.
-FOLIO_INLINE Vec exp2_lanes(Vec x, __mmask16 lanes, IntVec& biased_exponent) {
-  x = max_or_second(splat(-127.0f), x);
-  const Vec magic = splat(12582912.0f + 127.0f);
-  const Vec shifted = x + magic;
-  const Vec fraction = x - (shifted - magic);
-  Vec y = splat(0x1.5bba14p-10f);
-  y = multiply_add(y, fraction, splat(0x1.3cea88p-7f));
-  y = multiply_add(y, fraction, splat(0x1.c6b752p-5f));
-  y = multiply_add(y, fraction, splat(0x1.ebf9bcp-3f));
-  y = multiply_add(y, fraction, splat(0x1.62e42ap-1f));
-  y = multiply_add(y, fraction, splat(1.0f));
-  biased_exponent = bits(shifted);
-  return _mm512_maskz_mul_ps(lanes, y, from_bits(biased_exponent << 23));
-}
-
+/// 2^x, 0 in lanes that `lanes` leaves out: relative error below 2^-22.6, exactly 1 at 0, exactly 0 below -126,
+/// infinite from 128 on; NaN stays. x = n + f with n = floor(x), by VREDUCEPS; 2^f by a polynomial with constant term
+/// 1, fitted over [0, 1] as exp2_nonpositive's is (vec.hpp; 2^-23.5 before rounding); 2^n by VSCALEFPS. That takes some
+/// hundred cycles for denormal results: lanes that would have one are left out.
 FOLIO_INLINE Vec exp2_lanes(Vec x, __mmask16 lanes) {
-  IntVec unused;
-  return exp2_lanes(x, lanes, unused);
+  lanes = _mm512_mask_cmp_ps_mask(lanes, x, splat(-126.0f), _CMP_NLT_UQ);
+  const Vec fraction = _mm512_maskz_reduce_ps(0xffff, x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  Vec y = splat(0x1.e974fap-10f);
+  y = multiply_add(y, fraction, splat(0x1.277856p-7f));
+  y = multiply_add(y, fraction, splat(0x1.c91ce6p-5f));
+  y = multiply_add(y, fraction, splat(0x1.ebdb56p-3f));
+  y = multiply_add(y, fraction, splat(0x1.62e4bap-1f));
+  y = multiply_add(y, fraction, splat(1.0f));
+  return _mm512_maskz_scalef_ps(lanes, y, x);
 }
-
-/// From here on, a biased exponent's bits are those of an x above 128 or of a NaN: 8 bits do not hold it.
-inline constexpr int32_t kBiasedExponentEnd = 0x4b400100;
 
 /// Integer sums that may wrap around, as the bits of a NaN do.
 FOLIO_INLINE IntVec wrapping_sum(IntVec a, IntVec b) {
   return reinterpret_cast<IntVec>(_mm512_add_epi32(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
-}
-
-FOLIO_INLINE IntVec or_of(IntVec a, IntVec b, IntVec c) {
-  return reinterpret_cast<IntVec>(_mm512_ternarylogic_epi32(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b),
-                                                            reinterpret_cast<__m512i>(c), 0xfe));
 }
 
 /// Rounds both vectors to bfloat16, ties upwards: `even` into the low halves of the lanes, `odd` into the high ones. A
@@ -166,22 +151,13 @@ FOLIO_INLINE void round_large_logits(RowBlockMax& max, float* scores) {
   max.logit_scale = _mm512_mask_mov_ps(max.logit_scale, large, splat(1.0f));
 }
 
-/// What a KV tile adds to row_sum: the unrounded float32 exponentials.
-struct TileSum {
-  Vec sum;
-  IntVec biased_exponents;  ///< of all tokens, or'ed
-};
-
 /// Up to this sum, no logit exceeded row_max by kRescaleThreshold: 2^7.78, less than 2^kRescaleThreshold by more than
 /// what logits below kMaxFusedRowMax and their rounded products differ by.
 inline constexpr float kMaxKeptSum = 220.0f;
 
 /// False if a logit of some row may exceed row_max by more than kRescaleThreshold.
-FOLIO_INLINE bool keeps_row_max(const TileSum& tile, __mmask16 rows) {
-  const __mmask16 small = _mm512_cmp_ps_mask(tile.sum, splat(kMaxKeptSum), _CMP_LE_OQ);
-  const __mmask16 valid = _mm512_cmpgt_epi32_mask(reinterpret_cast<__m512i>(splat_int(kBiasedExponentEnd)),
-                                                  reinterpret_cast<__m512i>(tile.biased_exponents));
-  return (rows & ~(small & valid)) == 0;
+FOLIO_INLINE bool keeps_row_max(Vec tile_sum, __mmask16 rows) {
+  return (rows & ~_mm512_cmp_ps_mask(tile_sum, splat(kMaxKeptSum), _CMP_LE_OQ)) == 0;
 }
 
 /// What pack_bfloat16 leaves of a number.
@@ -201,15 +177,14 @@ FOLIO_INLINE void scale_token_scores(const TileOperands& operands, float* scores
 
 /// p[term][row block][half][row][token] = exp2(logit - row_max) * value scales in bfloat16, 0 for masked tokens, whose
 /// scales may be NaN; halves that no row of the work tile attends to are left out. kTerms 2: the low term is what
-/// rounding left, rounded itself.
+/// rounding left, rounded itself. Returns what the tile adds to row_sum: the exponentials before their rounding.
 template <bool kMasked, ValueScales kScales, int kTerms, class Pipeline>
-static TileSum exponentiate(const TileOperands& operands, const RowBlockMask& mask, const RowBlockMax& max,
-                            const float* scores, const float* value_scales, uint16_t* p, Pipeline& pipeline) {
+static Vec exponentiate(const TileOperands& operands, const RowBlockMask& mask, const RowBlockMax& max,
+                        const float* scores, const float* value_scales, uint16_t* p, Pipeline& pipeline) {
   const Vec value_scale = kScales != ValueScales::kNone ? load<Vec>(value_scales) : splat(1.0f);
   const Vec base = -max.row_max;
   Vec even_sum{};
   Vec odd_sum{};
-  IntVec biased_exponents{};
   for (int32_t h = 0; h < kTileTokens / kHalfTokens; ++h) {
     if (operands.values[h].at == nullptr) continue;
     const float* const from = scores + h * kHalfTokens * kRowBlock;
@@ -222,11 +197,8 @@ static TileSum exponentiate(const TileOperands& operands, const RowBlockMask& ma
       const __mmask16 visible_odd = kMasked ? visible_lanes(mask, t + 1) : __mmask16{0xffff};
       Vec even = multiply_add(load<Vec>(from + 2 * j * kRowBlock), max.logit_scale, base);
       Vec odd = multiply_add(load<Vec>(from + (2 * j + 1) * kRowBlock), max.logit_scale, base);
-      IntVec even_exponent;
-      IntVec odd_exponent;
-      even = exp2_lanes(even, visible_even, even_exponent);
-      odd = exp2_lanes(odd, visible_odd, odd_exponent);
-      if constexpr (!kMasked) biased_exponents = or_of(biased_exponents, even_exponent, odd_exponent);
+      even = exp2_lanes(even, visible_even);
+      odd = exp2_lanes(odd, visible_odd);
       even_sum += even;
       odd_sum += odd;
       if constexpr (kScales == ValueScales::kOfRows) {
@@ -249,11 +221,11 @@ static TileSum exponentiate(const TileOperands& operands, const RowBlockMask& ma
       for (int i = 0; i < kRowBlock; ++i) store(p + kTermP + (h * kRowBlock + i) * kHalfTokens, low_pairs[i]);
     }
   }
-  return {even_sum + odd_sum, biased_exponents};
+  return even_sum + odd_sum;
 }
 
-FOLIO_INLINE void add_to_row_sum(const WorkTileParams& work, int32_t r, const RowBlockMax& max, const TileSum& tile) {
-  const Vec sum = multiply_add(load<Vec>(work.state.row_sum + r), max.rescale, tile.sum);
+FOLIO_INLINE void add_to_row_sum(const WorkTileParams& work, int32_t r, const RowBlockMax& max, Vec tile_sum) {
+  const Vec sum = multiply_add(load<Vec>(work.state.row_sum + r), max.rescale, tile_sum);
   store(work.state.row_sum + r, sum);
   // All visible scores NaN: the state must not look empty.
   const Vec row_max = load<Vec>(work.state.row_max + r);
