@@ -49,9 +49,17 @@ struct TileSource {
   int64_t step;
 };
 
-/// Packed copies hold a tile's rows side by side, tile after tile.
-FOLIO_INLINE TileSource packed_source(const unsigned char* at) {
-  return {at, kTileRowBytes, kTileBytes};
+/// Where the rows of a packed copy lie, of so many tiles side by side. Few rows of Q read a copy once, and it is
+/// written fastest row by row. Many rows read it again and again: tile by tile, so that a load's lines follow one
+/// another.
+struct CopyLayout {
+  int64_t stride;  ///< from a row to the next
+  int64_t step;    ///< from a line of 64 bytes to the row's next one
+};
+
+FOLIO_INLINE CopyLayout copy_layout(int32_t num_rows, int32_t tiles) {
+  return num_rows <= kMaxDecodeRows ? CopyLayout{tiles * kTileRowBytes, kTileRowBytes}
+                                    : CopyLayout{kTileRowBytes, kTileBytes};
 }
 
 /// A KV tile as operands of tile loads.
@@ -63,8 +71,8 @@ struct TileOperands {
   uint64_t* visible;         ///< [rows, padded]: the tokens visible to each row
   TileSource keys[kTileTokens / kGroupTokens];
   TileSource values[kTileTokens / kHalfTokens];
-  unsigned char* k_buffer;  ///< [kTileTokens / 16, terms, padded head_dim_qk / 32] tiles of 16 keys
-  unsigned char* v_buffer;  ///< [terms, kTileTokens / 32, padded head_dim_v / 16] tiles of 16 pairs
+  unsigned char* k_buffer;  ///< copies of each 16 keys: [terms, padded head_dim_qk / 32] tiles, as CopyLayout says
+  unsigned char* v_buffer;  ///< [terms] of each 16 pairs of V rows: [padded head_dim_v / 16] tiles
   TileScales scales;        ///< of the tokens in [begin, end)
 };
 

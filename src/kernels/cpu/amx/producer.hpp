@@ -74,12 +74,12 @@ struct ByteUpcast<DType::kInt8> {
   }
 };
 
-/// Upcasts n bytes (a multiple of 8) to bfloat16, in order. Writes whole lines of 32, `kTileBytes` apart, with zeros
+/// Upcasts n bytes (a multiple of 8) to bfloat16, in order. Writes whole lines of 32, `step` bytes apart, with zeros
 /// beyond n.
 template <DType kType>
-static inline void upcast_byte_row(const unsigned char* from, int32_t n, unsigned char* to) {
-  const ByteUpcast<kType> upcast;
-  for (int32_t i = 0; i < n; i += 64, from += 64, to += 2 * kTileBytes) {
+FOLIO_INLINE void upcast_byte_row(const ByteUpcast<kType>& upcast, const unsigned char* from, int32_t n,
+                                  unsigned char* to, int64_t step) {
+  for (int32_t i = 0; i < n; i += 64, from += 64, to += 2 * step) {
     const int32_t left = n - i;
     const __m512i line =
         left >= 64 ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi8(~uint64_t{0} >> (64 - left), from);
@@ -87,22 +87,32 @@ static inline void upcast_byte_row(const unsigned char* from, int32_t n, unsigne
     __m512i second;
     upcast.in_order(line, first, second);
     store(to, first);
-    if (left > 32) store(to + kTileBytes, second);
+    if (left > 32) store(to + step, second);
   }
 }
 
-/// n elements of a row (a multiple of 8) as element16 has them, in lines of 32, `kTileBytes` apart: a row of several
-/// tiles. Zeros up to the next whole line.
-static inline void copy_elements(const KvOperand& kv, const unsigned char* from, int32_t n, unsigned char* to) {
+/// Calls `use` with what upcasts a cache of bytes. Its tables stay in registers for all rows.
+template <class Use>
+FOLIO_INLINE void with_upcast(const KvOperand& kv, const Use& use) {
   if (kv.dtype == DType::kFloat8E4M3) {
-    upcast_byte_row<DType::kFloat8E4M3>(from, n, to);
+    use(ByteUpcast<DType::kFloat8E4M3>{});
   } else if (kv.dtype == DType::kFloat8E5M2) {
-    upcast_byte_row<DType::kFloat8E5M2>(from, n, to);
-  } else if (holds_int8(kv)) {
-    upcast_byte_row<DType::kInt8>(from, n, to);
+    use(ByteUpcast<DType::kFloat8E5M2>{});
   } else {
-    for (; n >= 32; n -= 32, from += 64, to += kTileBytes) store(to, load<__m512i>(from));
-    if (n > 0) store(to, _mm512_maskz_loadu_epi16(static_cast<__mmask32>(bit_range(0, n)), from));
+    use(ByteUpcast<DType::kInt8>{});
+  }
+}
+
+/// n elements of a row (a multiple of 8) as element16 has them, in lines of 32, `step` bytes apart, and zeros up to
+/// the next whole line.
+static inline void copy_elements(const KvOperand& kv, const unsigned char* from, int32_t n, unsigned char* to,
+                                 int64_t step) {
+  if (holds_bytes(kv)) {
+    with_upcast(
+        kv, [&](const auto& upcast) __attribute__((always_inline)) { upcast_byte_row(upcast, from, n, to, step); });
+  } else {
+    for (; n >= 32; n -= 32, from += 64, to += step) store(to, load<__m512i>(from));
+    if (n != 0) store(to, _mm512_maskz_loadu_epi16(static_cast<__mmask32>(bit_range(0, n)), from));
   }
 }
 
@@ -223,30 +233,43 @@ FOLIO_INLINE int32_t key_tiles(const WorkTileParams& work) {
   return num_terms(work.q_dtype) * rounded_up(work.head_dim_qk, kMmaDims) / kMmaDims;
 }
 
-/// The first line of a packed key.
-FOLIO_INLINE unsigned char* packed_key(const TileOperands& operands, int32_t tiles, int32_t token) {
-  return operands.k_buffer + int64_t{token / kGroupTokens} * tiles * kTileBytes + token % kGroupTokens * kTileRowBytes;
+/// The copy of 16 keys from token `first` on.
+FOLIO_INLINE unsigned char* packed_keys(const TileOperands& operands, int32_t tiles, int32_t first) {
+  return operands.k_buffer + int64_t{first / kGroupTokens} * tiles * kTileBytes;
 }
 
 /// Packs keys: the rows, or of float16 the rows of their high terms and then those of the low ones.
 static inline void pack_k(const WorkTileParams& work, const HeadRows& rows, int32_t begin, int32_t end, int32_t tiles,
                           TileOperands& operands) {
+  const CopyLayout layout = copy_layout(work.num_rows, tiles);
+  unsigned char* const copies = packed_keys(operands, tiles, begin);
+  if (holds_bytes(work.kv)) {
+    with_upcast(
+        work.kv, [&](const auto& upcast) __attribute__((always_inline)) {
+          for (int32_t t = begin; t < end; ++t) {
+            unsigned char* const copy = copies + t % kGroupTokens * layout.stride;
+            upcast_byte_row(upcast, rows.k(t), work.head_dim_qk, copy, layout.step);
+          }
+        });
+    return;
+  }
   for (int32_t t = begin; t < end; ++t) {
-    unsigned char* const copy = packed_key(operands, tiles, t);
-    copy_elements(work.kv, rows.k(t), work.head_dim_qk, copy);
+    unsigned char* const copy = copies + t % kGroupTokens * layout.stride;
+    copy_elements(work.kv, rows.k(t), work.head_dim_qk, copy, layout.step);
     if (!holds_float16(work.kv)) continue;
-    if (split_lines(copy, tiles / 2, kTileBytes, tiles / 2 * kTileBytes)) operands.non_finite_keys |= uint64_t{1} << t;
+    if (split_lines(copy, tiles / 2, layout.step, tiles / 2 * layout.step)) {
+      operands.non_finite_keys |= uint64_t{1} << t;
+    }
   }
 }
 
-/// Keys of few rows are loaded as they lie where 16 of them are equally spaced rows of bfloat16. Many rows load keys
-/// again and again: a copy pays, because strides of 1 KB and more have few sets of a cache. Masked keys need neither a
-/// copy nor zeros: nobody reads their scores.
+/// Keys are loaded as they lie where 16 of them are equally spaced rows of bfloat16. Masked keys need neither a copy
+/// nor zeros: nobody reads their scores.
 static inline void produce_k(const WorkTileParams& work, const HeadRows& rows, TileOperands& operands) {
   const KvOperand& kv = work.kv;
-  const bool in_place =
-      work.num_rows <= kMaxDecodeRows && work.head_dim_qk % kMmaDims == 0 && kv.dtype == DType::kBFloat16;
+  const bool in_place = work.head_dim_qk % kMmaDims == 0 && kv.dtype == DType::kBFloat16;
   const int32_t tiles = key_tiles(work);
+  const CopyLayout layout = copy_layout(work.num_rows, tiles);
   TileSource some{};
   for (int32_t g = 0; g < kTileTokens / kGroupTokens; ++g) {
     const int32_t first = g * kGroupTokens;
@@ -259,7 +282,7 @@ static inline void produce_k(const WorkTileParams& work, const HeadRows& rows, T
       operands.keys[g] = {row, kv.k_token, kTileRowBytes};
     } else {
       pack_k(work, rows, begin, end, tiles, operands);
-      operands.keys[g] = packed_source(packed_key(operands, tiles, first));
+      operands.keys[g] = {packed_keys(operands, tiles, first), layout.stride, layout.step};
     }
     some = operands.keys[g];
   }
@@ -280,21 +303,22 @@ consteval AlternateBytes make_alternate_bytes() {
 static constexpr AlternateBytes kAlternateBytes = make_alternate_bytes();
 
 /// Stores 32 components of two tokens as pairs in order, those of them that a row of `left` components has.
-FOLIO_INLINE void store_pairs(__m512i first, __m512i second, int32_t left, unsigned char* to) {
+FOLIO_INLINE void store_pairs(__m512i first, __m512i second, int32_t left, unsigned char* to, int64_t step) {
   store(to, first);
-  if (left > kDimTile) store(to + kTileBytes, second);
+  if (left > kDimTile) store(to + step, second);
 }
 
 /// The row of a pair from those of its two tokens, in lines as copy_elements writes them.
-static inline void interleave_bf16(const unsigned char* even, const unsigned char* odd, int32_t dim,
-                                   unsigned char* to) {
+static inline void interleave_bf16(const unsigned char* even, const unsigned char* odd, int32_t dim, unsigned char* to,
+                                   int64_t step) {
   const __m512i lower = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
   const __m512i upper = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
   const auto interleave = [&](__m512i a, __m512i b, int32_t left) __attribute__((always_inline)) {
     const __m512i low = _mm512_unpacklo_epi16(a, b);
     const __m512i high = _mm512_unpackhi_epi16(a, b);
-    store_pairs(_mm512_permutex2var_epi64(low, lower, high), _mm512_permutex2var_epi64(low, upper, high), left, to);
-    to += 2 * kTileBytes;
+    store_pairs(_mm512_permutex2var_epi64(low, lower, high), _mm512_permutex2var_epi64(low, upper, high), left, to,
+                step);
+    to += 2 * step;
   };
   int32_t d = 0;
   for (; d + 32 <= dim; d += 32) {
@@ -308,16 +332,15 @@ static inline void interleave_bf16(const unsigned char* even, const unsigned cha
 
 /// The same of rows of bytes.
 template <DType kType>
-static inline void interleave_bytes(const unsigned char* even, const unsigned char* odd, int32_t dim,
-                                    unsigned char* to) {
-  const ByteUpcast<kType> upcast;
+FOLIO_INLINE void interleave_bytes(const ByteUpcast<kType>& upcast, const unsigned char* even, const unsigned char* odd,
+                                   int32_t dim, unsigned char* to, int64_t step) {
   const __m512i order = load<__m512i>(kAlternateBytes.of);
   const auto interleave = [&](__m512i a, __m512i b, int32_t left) __attribute__((always_inline)) {
     __m512i first;
     __m512i second;
     upcast.in_order(_mm512_permutex2var_epi8(a, order, b), first, second);
-    store_pairs(first, second, left, to);
-    to += 2 * kTileBytes;
+    store_pairs(first, second, left, to, step);
+    to += 2 * step;
   };
   int32_t d = 0;
   for (; d + 32 <= dim; d += 32) {
@@ -332,25 +355,28 @@ static inline void interleave_bytes(const unsigned char* even, const unsigned ch
 }
 
 FOLIO_INLINE void interleave_rows(const KvOperand& kv, const unsigned char* even, const unsigned char* odd, int32_t dim,
-                                  unsigned char* to) {
-  if (kv.dtype == DType::kFloat8E4M3) {
-    interleave_bytes<DType::kFloat8E4M3>(even, odd, dim, to);
-  } else if (kv.dtype == DType::kFloat8E5M2) {
-    interleave_bytes<DType::kFloat8E5M2>(even, odd, dim, to);
-  } else if (holds_int8(kv)) {
-    interleave_bytes<DType::kInt8>(even, odd, dim, to);
+                                  unsigned char* to, int64_t step) {
+  if (holds_bytes(kv)) {
+    with_upcast(
+        kv, [&](const auto& upcast)
+                __attribute__((always_inline)) { interleave_bytes(upcast, even, odd, dim, to, step); });
   } else {
-    interleave_bf16(even, odd, dim, to);
+    interleave_bf16(even, odd, dim, to, step);
   }
 }
 
 /// One token of a packed pair, with zeros for the other.
 static inline void copy_half_of_pair(const KvOperand& kv, const unsigned char* from, int32_t odd, int32_t dim,
-                                     unsigned char* to) {
+                                     unsigned char* to, int64_t step) {
   for (int32_t d = 0; d < rounded_up(dim, kDimTile); ++d) {
     const uint32_t value = d < dim ? element16(kv, from, 2 * d + odd) : 0u;
-    store(to + d / kDimTile * kTileBytes + d % kDimTile * 4, value << (16 * odd));
+    store(to + d / kDimTile * step + d % kDimTile * 4, value << (16 * odd));
   }
+}
+
+/// Tiles of 16 packed pairs of V rows.
+FOLIO_INLINE int32_t value_tiles(const WorkTileParams& work) {
+  return rounded_up(work.head_dim_v, kDimTile) / kDimTile;
 }
 
 /// Packs tokens [begin, end) of the half from token `first` on as pairs (VNNI layout), with zeros for all others.
@@ -358,28 +384,47 @@ static inline void pack_v(const WorkTileParams& work, const HeadRows& rows, int3
                           unsigned char* copy) {
   const KvOperand& kv = work.kv;
   const int32_t dim = work.head_dim_v;
-  for (int32_t t = first; t < first + kHalfTokens; t += 2, copy += kTileRowBytes) {
+  const CopyLayout layout = copy_layout(work.num_rows, value_tiles(work));
+  const int64_t step = layout.step;
+  if (!kv.packed_v && begin == first && end == first + kHalfTokens) {
+    const auto each_pair = [&](const auto& interleave) __attribute__((always_inline)) {
+      for (int32_t t = first; t < end; t += 2, copy += layout.stride) interleave(rows.v(t), rows.v(t + 1));
+    };
+    if (holds_bytes(kv)) {
+      with_upcast(
+          kv, [&](const auto& upcast) __attribute__((always_inline)) {
+            each_pair([&](const unsigned char* a, const unsigned char* b)
+                          __attribute__((always_inline)) { interleave_bytes(upcast, a, b, dim, copy, step); });
+          });
+    } else {
+      each_pair([&](const unsigned char* a, const unsigned char* b)
+                    __attribute__((always_inline)) { interleave_bf16(a, b, dim, copy, step); });
+    }
+    return;
+  }
+  for (int32_t t = first; t < first + kHalfTokens; t += 2, copy += layout.stride) {
     const bool even = t >= begin && t < end;
     const bool odd = t + 1 >= begin && t + 1 < end;
     if (!even && !odd) {
-      for (int32_t d = 0; d < dim; d += kDimTile) store(copy + d / kDimTile * kTileBytes, IntVec{});
+      for (int32_t d = 0; d < dim; d += kDimTile) store(copy + d / kDimTile * step, IntVec{});
     } else if (!kv.packed_v) {
       const unsigned char* const zeros = work.scratch.zeros;
-      interleave_rows(kv, even ? rows.v(t) : zeros, odd ? rows.v(t + 1) : zeros, dim, copy);
+      interleave_rows(kv, even ? rows.v(t) : zeros, odd ? rows.v(t + 1) : zeros, dim, copy, step);
     } else if (even && odd) {
-      copy_elements(kv, rows.v(t), dim * 2, copy);
+      copy_elements(kv, rows.v(t), dim * 2, copy, step);
     } else {
-      copy_half_of_pair(kv, rows.v(t + (odd ? 1 : 0)), odd ? 1 : 0, dim, copy);
+      copy_half_of_pair(kv, rows.v(t + (odd ? 1 : 0)), odd ? 1 : 0, dim, copy, step);
     }
   }
 }
 
 /// Replaces NaN and infinity in a packed copy of 16 pairs by zeros. Returns a bit for each token that had any.
 static inline uint32_t zero_non_finite(const WorkTileParams& work, unsigned char* copy) {
+  const CopyLayout layout = copy_layout(work.num_rows, value_tiles(work));
   uint32_t tokens = 0;
   for (int32_t pair = 0; pair < kHalfTokens / 2; ++pair) {
     for (int32_t d = 0; d < work.head_dim_v; d += kDimTile) {
-      unsigned char* const at = copy + d / kDimTile * kTileBytes + pair * kTileRowBytes;
+      unsigned char* const at = copy + d / kDimTile * layout.step + pair * layout.stride;
       const __m512i value = load<__m512i>(at);
       const __mmask32 non_finite = non_finite_elements(value);
       if (non_finite == 0) continue;
@@ -414,6 +459,7 @@ FOLIO_INLINE int64_t low_value_bytes(int32_t head_dim_v) {
 static inline void produce_v(const WorkTileParams& work, const HeadRows& rows, TileOperands& operands) {
   const KvOperand& kv = work.kv;
   const int64_t half_bytes = packed_half_bytes(work.head_dim_v);
+  const CopyLayout layout = copy_layout(work.num_rows, value_tiles(work));
   for (int32_t h = 0; h < kTileTokens / kHalfTokens; ++h) {
     const int32_t first = h * kHalfTokens;
     const int32_t begin = larger(operands.tile.begin, first);
@@ -430,7 +476,7 @@ static inline void produce_v(const WorkTileParams& work, const HeadRows& rows, T
       if (operands.uniform || !has_non_finite(work, operands.values[h])) continue;
     }
     pack_v(work, rows, first, begin, end, copy);
-    operands.values[h] = packed_source(copy);
+    operands.values[h] = {copy, layout.stride, layout.step};
     // Float16: also where every row sees the token. An infinity times the low term of a p would add up to NaN.
     const bool split = holds_float16(kv);
     const bool any =
