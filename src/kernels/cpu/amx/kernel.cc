@@ -69,7 +69,7 @@ void run_combine(const AttentionParams& params, int32_t combine_tile) noexcept {
 }  // namespace
 
 // Where K or V has to be copied in every tile, few rows may not pay it back: costs say from how many on they do
-// (decisions 0073, 0081, 0101). Rows of a work tile may be other requests', and a row's bits must not depend on them.
+// (decisions 0073, 0081, 0102). Rows of a work tile may be other requests', and a row's bits must not depend on them.
 int32_t min_rows(const AttentionConfig& config) {
   return config.determinism >= Determinism::kBatchInvariant ? 0 : cpu::least_rows(avx512::kCosts, kCosts, config);
 }

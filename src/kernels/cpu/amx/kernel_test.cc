@@ -518,7 +518,7 @@ TEST(AmxKernel, AllRowsAreInTiles_WhereVLiesReadyOrBitsMustNotDepend) {
   EXPECT_EQ(min_rows([](AttentionConfig& c) { c.page_size = 32; }), 0);
   EXPECT_EQ(min_rows([](AttentionConfig& c) { c.page_size = 48; }), 8);
   EXPECT_EQ(min_rows([](AttentionConfig& c) { c.determinism = Determinism::kBatchInvariant; }), 0);
-  EXPECT_EQ(min_rows([](AttentionConfig& c) { c.kv = DType::kFloat8E4M3; }), 0);
+  EXPECT_EQ(min_rows([](AttentionConfig& c) { c.kv = DType::kFloat8E4M3; }), 4);
   for (const int32_t page_size : {16, 32}) {
     EXPECT_EQ(min_rows([&](AttentionConfig& c) {
                 c.kv = DType::kInt8;
@@ -526,7 +526,7 @@ TEST(AmxKernel, AllRowsAreInTiles_WhereVLiesReadyOrBitsMustNotDepend) {
               }),
               8);
   }
-  EXPECT_EQ(min_rows([](AttentionConfig& c) { c.kv_format = KvFormat::kStrided; }), 0);
+  EXPECT_EQ(min_rows([](AttentionConfig& c) { c.kv_format = KvFormat::kStrided; }), 8);
   EXPECT_EQ(min_rows([](AttentionConfig& c) {
               c.kv_format = KvFormat::kStrided;
               c.head_dim_qk = 576;
@@ -558,8 +558,7 @@ TEST(AmxKernel, CostOfFewRows_IsTheAvx512KernelsWhereTheyAreItsWork) {
   AttentionConfig config = amx_config();
   config.kv_format = KvFormat::kStrided;
   const auto cost = [&](const AttentionKernel& kernel, double rows) { return kernel.cost(features, config, rows); };
-  for (const double rows : {1, 4, 16}) EXPECT_LT(cost(amx::attention_kernel(), rows), cost(avx512, rows)) << rows;
-  config.kv = DType::kInt8;
+  EXPECT_LT(cost(amx::attention_kernel(), 16), cost(avx512, 16));
   for (const double rows : {1, 7}) EXPECT_EQ(cost(amx::attention_kernel(), rows), cost(avx512, rows)) << rows;
   EXPECT_LT(cost(amx::attention_kernel(), 8), cost(avx512, 8));
   config.determinism = Determinism::kBatchInvariant;
