@@ -389,6 +389,7 @@ plant(rule, "amx-second-keys-of-a-quad-from-the-first", AMX_OVERLAP, "const Tile
 rule = "AMX: heads of strided caches together"
 plant(rule, "amx-heads-share-their-factors", AMX_MAINLOOP, "amx.scratch.value_scale += head * rows;", "")
 plant(rule, "amx-values-of-the-first-head", AMX_PRODUCER, "head.kv.v - first_.kv.v", "0")
+plant(rule, "amx-rows-in-order-by-their-ends", AMX_PRODUCER, "      breaks_ |= uint64_t{1} << t;\n", "")
 plant(rule, "amx-packed-values-of-the-token-not-the-pair", AMX_PRODUCER, "const int32_t pair = kv.packed_v ? 1 : 0;", "const int32_t pair = 0;")
 
 rule = "AMX: float16 as two bfloat16 terms"

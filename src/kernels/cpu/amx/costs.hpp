@@ -6,9 +6,11 @@
 /// avx512/costs.hpp says. The page of the costs: docs/archive/2026-11-29-cpu-costs.md.
 namespace folio::inline v0::kernels::amx {
 
-/// - Up to 16 rows of bfloat16 (strided, packed pages of 16) and of fp8: by ratios to avx512 of one run with 16 threads,
+/// - Up to 16 rows of bfloat16 (strided, packed pages of 16) and of fp8: by ratios to avx512 of one run with 16
+/// threads,
 ///   2026-11-30 (decision 0102). All threads together wait for memory in another way than one does.
-/// - Else up to 32 rows: two virtual cores of such a Xeon on the same day, all rows in tiles, the least of 4 to 10 runs.
+/// - Else up to 32 rows: two virtual cores of such a Xeon on the same day, all rows in tiles, the least of 4 to 10
+/// runs.
 /// - Prefill over packed bfloat16 pages: 0.94 of strided ones' time, the median of seven rows with 16 threads
 ///   (docs/archive/2026-11-29-cpu-beside-vllm-on-amx.md).
 /// From the rows on where a line stays below avx512's, work tiles are AMX's (`min_rows`).
@@ -21,10 +23,10 @@ inline constexpr cpu::CostLine kCosts[] = {
     {DType::kFloat16, KvFormat::kCpuPacked, 1, false, {93.5, 93.5, 98.8, 109, 136, 186, 430}},
     {DType::kInt8, KvFormat::kStrided, 1, false, {41, 41, 41.4, 41.8, 56.6, 139, 279}},
     {DType::kInt8, KvFormat::kCpuPacked, 1, false, {40.5, 40.5, 46.3, 47.9, 60, 101, 245}},
-    {DType::kFloat8E4M3, KvFormat::kCpuPacked, 1, false, {21.3, 27.8, 32.7, 32.7, 49.2, 76.2, 185}},
-    {DType::kFloat8E5M2, KvFormat::kCpuPacked, 1, false, {21.3, 27.8, 32.7, 32.7, 47.9, 72.1, 183}},
-    {DType::kFloat8E4M3, KvFormat::kStrided, 1, false, {26.5, 38, 43.3, 43.3, 46.1, 92.1, 206}},
-    {DType::kFloat8E5M2, KvFormat::kStrided, 1, false, {26.5, 38, 43.3, 43.3, 46.1, 90.8, 204}},
+    {DType::kFloat8E4M3, KvFormat::kCpuPacked, 1, false, {28.6, 27.8, 32.7, 32.7, 49.2, 76.2, 185}},
+    {DType::kFloat8E5M2, KvFormat::kCpuPacked, 1, false, {28.6, 27.8, 32.7, 32.7, 47.9, 72.1, 183}},
+    {DType::kFloat8E4M3, KvFormat::kStrided, 1, false, {28.5, 38, 43.3, 43.3, 46.1, 92.1, 206}},
+    {DType::kFloat8E5M2, KvFormat::kStrided, 1, false, {28.5, 38, 43.3, 43.3, 46.1, 90.8, 204}},
 };
 
 }  // namespace folio::inline v0::kernels::amx

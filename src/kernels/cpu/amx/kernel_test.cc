@@ -330,6 +330,23 @@ TEST_P(AmxKernels, HeadBits_StridedWalkedTogetherOrAlone_StayEqual) {
   }
 }
 
+/// The first and the last of 16 tokens lie as far apart as if all were in order.
+TEST_P(AmxKernels, TokensOutOfOrderBetweenOthersInOrder_AreFound) {
+  for (const int32_t page_size : {1, 4}) {
+    for (const DType kv : {DType::kBFloat16, DType::kFloat8E4M3}) {
+      AttentionConfig config = amx_config(64);
+      config.kv = kv;
+      config.determinism = Determinism::kBatchInvariant;  // all rows in tiles
+      config.kv_format = KvFormat::kStrided;
+      config.page_size = page_size;
+      CaseOptions options;
+      options.pages_nearly_in_order = true;
+      AttentionCase subject(config, paged_batch({1, 40}, {300, 170}), options, 3);
+      ASSERT_EQ(subject.compare(subject.run(*GetParam(), 1)), "") << to_string(kv) << ", page " << page_size;
+    }
+  }
+}
+
 TEST_P(AmxKernels, PromptBits_SplitIntoChunks_StayEqual) {
   AttentionConfig config = amx_config();
   config.determinism = Determinism::kScheduleInvariant;

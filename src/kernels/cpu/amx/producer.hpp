@@ -143,10 +143,15 @@ FOLIO_INLINE const unsigned char* value_at(const KvOperand& kv, int32_t local) {
 /// The K and V rows of one head in a KV tile. In packed caches a V row is that of the token's pair.
 struct HeadRows {
   const unsigned char* const* rows;  ///< [2, kTileTokens]: of K and of V, of the first head
+  uint64_t breaks;                   ///< tokens whose rows do not follow those of the token before
   int64_t to_k;                      ///< bytes from the first head's to this one's
   int64_t to_v;
   FOLIO_INLINE_MEMBER const unsigned char* k(int32_t token) const { return rows[token] + to_k; }
   FOLIO_INLINE_MEMBER const unsigned char* v(int32_t token) const { return rows[kTileTokens + token] + to_v; }
+  /// Whether so many rows from token `first` on are equally spaced.
+  FOLIO_INLINE_MEMBER bool equally_spaced(int32_t first, int32_t count) const {
+    return (breaks & bit_range(first + 1, first + count)) == 0;
+  }
 };
 
 /// The rows of all heads in a KV tile, found once.
@@ -159,7 +164,9 @@ class TileRows {
   /// Tokens that nobody attends to have the row of one next to them.
   FOLIO_INLINE_MEMBER void locate(const KvTile& tile) {
     const KvOperand& kv = first_.kv;
+    breaks_ = ~bit_range(tile.begin, tile.end);
     for (int32_t t = tile.begin; t < tile.end;) {
+      breaks_ |= uint64_t{1} << t;
       const Place place = place_of(kv, tile.first + t);
       const int32_t count = kv.pages == nullptr ? tile.end - t : smaller(tile.end - t, kv.page_size - place.slot);
       const unsigned char* const k = kv.k + place.page * kv.k_page + place.slot * kv.k_token;
@@ -178,12 +185,13 @@ class TileRows {
   }
 
   FOLIO_INLINE_MEMBER HeadRows of(const WorkTileParams& head) const {
-    return {rows_, head.kv.k - first_.kv.k, head.kv.v - first_.kv.v};
+    return {rows_, breaks_, head.kv.k - first_.kv.k, head.kv.v - first_.kv.v};
   }
 
  private:
   const WorkTileParams& first_;
   const unsigned char** const rows_;
+  uint64_t breaks_ = 0;
 };
 
 /// NaN without a payload, which rounding to bfloat16 (pack_bfloat16) could carry out of it.
@@ -277,9 +285,8 @@ static inline void produce_k(const WorkTileParams& work, const HeadRows& rows, T
     const int32_t end = smaller(operands.tile.end, first + kGroupTokens);
     operands.keys[g] = {};
     if (begin >= end) continue;
-    const unsigned char* const row = rows.k(first);
-    if (in_place && rows.k(first + kGroupTokens - 1) - row == (kGroupTokens - 1) * kv.k_token) {
-      operands.keys[g] = {row, kv.k_token, kTileRowBytes};
+    if (in_place && rows.equally_spaced(first, kGroupTokens)) {
+      operands.keys[g] = {rows.k(first), kv.k_token, kTileRowBytes};
     } else {
       pack_k(work, rows, begin, end, tiles, operands);
       operands.keys[g] = {packed_keys(operands, tiles, first), layout.stride, layout.step};
@@ -467,12 +474,10 @@ static inline void produce_v(const WorkTileParams& work, const HeadRows& rows, T
     operands.values[h] = {};
     if (begin >= end) continue;
     unsigned char* const copy = operands.v_buffer + h * half_bytes;
-    const unsigned char* const row = rows.v(first);
     const bool direct = kv.packed_v && kv.dtype == DType::kBFloat16 && work.head_dim_v % kDimTile == 0 &&
-                        end - begin == kHalfTokens &&
-                        rows.v(first + kHalfTokens - 1) - row == (kHalfTokens / 2 - 1) * kv.v_token;
+                        end - begin == kHalfTokens && rows.equally_spaced(first, kHalfTokens);
     if (direct) {
-      operands.values[h] = {row, kv.v_token, kTileRowBytes};
+      operands.values[h] = {rows.v(first), kv.v_token, kTileRowBytes};
       if (operands.uniform || !has_non_finite(work, operands.values[h])) continue;
     }
     pack_v(work, rows, first, begin, end, copy);

@@ -189,7 +189,11 @@ void AttentionCase::fill_segment(size_t s) {
   if (config_.kv == DType::kInt8) lay_out_token_scales(cache, memory);
   std::vector<int32_t> pages(static_cast<size_t>(cache.num_pages));
   std::iota(pages.begin(), pages.end(), 0);
-  std::shuffle(pages.begin(), pages.end(), random_);
+  if (options_.pages_nearly_in_order) {
+    for (size_t i = 5; i + 1 < pages.size(); i += 16) std::swap(pages[i], pages[i + 1]);
+  } else {
+    std::shuffle(pages.begin(), pages.end(), random_);
+  }
   PageTableView& table = args.table;
   table.num_rows = static_cast<int32_t>(rows);
   table.row_stride = widest + 2;

@@ -17,7 +17,8 @@ namespace folio::inline v0::kernels::testing {
 /// How a case's arguments are laid out and which optional ones it has.
 struct CaseOptions {
   bool dense_table = false;
-  bool hnd = false;  ///< strided caches: [page][head][token][dim] instead of [page][token][head][dim]
+  bool hnd = false;                    ///< strided caches: [page][head][token][dim] instead of [page][token][head][dim]
+  bool pages_nearly_in_order = false;  ///< of every 16 pages, all but two neighbours in order; else shuffled
   bool v_aliases_k = false;
   bool soft_cap = false;
   bool alibi = false;
