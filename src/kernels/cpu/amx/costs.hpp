@@ -6,11 +6,9 @@
 /// avx512/costs.hpp says. The page of the costs: docs/archive/2026-11-29-cpu-costs.md.
 namespace folio::inline v0::kernels::amx {
 
-/// - Up to 16 rows of bfloat16 (strided, packed pages of 16) and of fp8: by ratios to avx512 of one run with 16
-/// threads,
+/// - Up to 16 rows of bfloat16 (strided, packed pages of 16) and of fp8: ratios to avx512 in a run with 16 threads,
 ///   2026-11-30 (decision 0102). All threads together wait for memory in another way than one does.
-/// - Else up to 32 rows: two virtual cores of such a Xeon on the same day, all rows in tiles, the least of 4 to 10
-/// runs.
+/// - Else up to 32 rows: two virtual cores of such a Xeon on that day, all rows in tiles, the least of 4 to 10 runs.
 /// - Prefill over packed bfloat16 pages: 0.94 of strided ones' time, the median of seven rows with 16 threads
 ///   (docs/archive/2026-11-29-cpu-beside-vllm-on-amx.md).
 /// From the rows on where a line stays below avx512's, work tiles are AMX's (`min_rows`).
