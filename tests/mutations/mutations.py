@@ -370,7 +370,6 @@ rule = "AMX: tiles exponentiated before their maximum is known"
 AMX_SOFTMAX = "src/kernels/cpu/amx/softmax.hpp"
 plant(rule, "amx-row-max-kept-whatever-the-sum", AMX_SOFTMAX, "inline constexpr float kMaxKeptSum = 220.0f;",
       "inline constexpr float kMaxKeptSum = 0x1p120f;")
-plant(rule, "amx-denormal-exponentials-kept", AMX_SOFTMAX, "lanes = _mm512_mask_cmp_ps_mask(lanes, x, splat(-126.0f), _CMP_NLT_UQ);", "")
 plant(rule, "amx-tile-kept-though-row-max-rose", "src/kernels/cpu/amx/mainloop.hpp",
       "      rescale_acc_rows(work, block.first, block.max.raised, block.max.rescale);\n      return true;",
       "      rescale_acc_rows(work, block.first, block.max.raised, block.max.rescale);\n      return false;")
