@@ -7,7 +7,7 @@ PRESET ?= release
 GPU := $(if $(shell command -v nvcc),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -E '^([89]|[1-9][0-9])\.[0-9]$$' | head -n 1 | tr -d .))
 # The program of `make run` is for this processor: the arithmetic of kernels that it would not choose is compiled quickly.
 CPU_FLAGS := $(shell grep -m 1 '^flags' /proc/cpuinfo 2>/dev/null)
-RUN_KERNEL := $(firstword $(if $(filter amx_bf16,$(CPU_FLAGS)),amx) $(if $(filter avx512vbmi avx512_vbmi2,$(CPU_FLAGS)),avx512) $(if $(filter f16c,$(CPU_FLAGS)),avx2) generic)
+RUN_KERNEL := $(firstword $(if $(filter amx_bf16,$(CPU_FLAGS)),amx) $(if $(filter avx512vbmi,$(CPU_FLAGS)),avx512) $(if $(filter f16c,$(CPU_FLAGS)),avx2) generic)
 RUN_OPTIONS := '-DFOLIO_KERNEL_COMPILE_OPTIONS=-Og;$$<$$<STREQUAL:$$<TARGET_PROPERTY:NAME>,folio_kernels_$(RUN_KERNEL)>:$(if $(filter avx2,$(RUN_KERNEL)),-O2,-O1)>'
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)

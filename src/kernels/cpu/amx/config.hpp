@@ -8,8 +8,6 @@ namespace folio::inline v0::kernels::cpu::FOLIO_ISA {
 
 static_assert(kLanes == 16, "a tile has 16 rows");
 
-/// Work tiles of up to so many rows are bound by memory, not by arithmetic.
-inline constexpr int32_t kMaxDecodeRows = 32;
 inline constexpr int32_t kRowBlock = 16;     ///< rows of Q in the lanes of a vector, or in the rows of a tile register
 inline constexpr int32_t kGroupTokens = 16;  ///< keys in one tile register
 inline constexpr int32_t kHalfTokens = 32;   ///< V rows in one tile register, as 16 pairs (VNNI layout)
@@ -20,6 +18,8 @@ inline constexpr int32_t kDimTile = 16;      ///< components of V in one tile re
 inline constexpr int64_t kTileRowBytes = 64;
 inline constexpr int32_t kTileBytes = 1024;
 inline constexpr int32_t kBlockScores = kTileTokens * kRowBlock;  ///< scores of a row block in a KV tile
+/// Work tiles of up to so many rows are bound by memory, not by arithmetic.
+inline constexpr int32_t kMaxDecodeRows = 2 * kRowBlock;
 /// Elements of P: of half a KV tile for a row block, of a row block, of all of a pair of row blocks.
 inline constexpr int32_t kHalfP = kRowBlock * kHalfTokens;
 inline constexpr int32_t kRowBlockP = 2 * kHalfP;
